@@ -1,0 +1,77 @@
+"""Scale the long skip connections of diffusion networks, and train, sample, evaluate and watch them.
+
+Names are imported when they are first used, so that `import scalelong` costs nothing that is not needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from scalelong.version import __version__
+
+_HOMES = {
+    "scalelong.errors": ("MissingExtraError", "ScaleLongError", "ScalingWarning"),
+    "scalelong.scaling": (
+        "ConstantScaling",
+        "ExplicitScaling",
+        "LearnableScaling",
+        "NoScaling",
+        "ReZeroScaling",
+        "StableScaling",
+        "UniformScaling",
+        "parse_scaling",
+    ),
+    "scalelong.skips": (
+        "Site",
+        "apply",
+        "describe",
+        "load_scaling",
+        "parameters",
+        "register_adapter",
+        "remove",
+        "save_scaling",
+    ),
+    "scalelong.models": ("StackedUNet", "UViT", "build_unet"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME_OF, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'scalelong' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if TYPE_CHECKING:
+    from scalelong.errors import MissingExtraError as MissingExtraError
+    from scalelong.errors import ScaleLongError as ScaleLongError
+    from scalelong.errors import ScalingWarning as ScalingWarning
+    from scalelong.models import StackedUNet as StackedUNet
+    from scalelong.models import UViT as UViT
+    from scalelong.models import build_unet as build_unet
+    from scalelong.scaling import ConstantScaling as ConstantScaling
+    from scalelong.scaling import ExplicitScaling as ExplicitScaling
+    from scalelong.scaling import LearnableScaling as LearnableScaling
+    from scalelong.scaling import NoScaling as NoScaling
+    from scalelong.scaling import ReZeroScaling as ReZeroScaling
+    from scalelong.scaling import StableScaling as StableScaling
+    from scalelong.scaling import UniformScaling as UniformScaling
+    from scalelong.scaling import parse_scaling as parse_scaling
+    from scalelong.skips import Site as Site
+    from scalelong.skips import apply as apply
+    from scalelong.skips import describe as describe
+    from scalelong.skips import load_scaling as load_scaling
+    from scalelong.skips import parameters as parameters
+    from scalelong.skips import register_adapter as register_adapter
+    from scalelong.skips import remove as remove
+    from scalelong.skips import save_scaling as save_scaling

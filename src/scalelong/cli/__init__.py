@@ -1,0 +1,45 @@
+"""The `scalelong` command: thin, one file a command, and no torch import until a command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and leave with its exit code: 0 only on success."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        from scalelong.cli.app import app
+    except ImportError as error:
+        if debug or (error.name or "").partition(".")[0] not in ("typer", "rich"):
+            raise
+        print(
+            f"error: the scalelong command needs {error.name}: pip install 'scalelong[train]'",
+            file=sys.stderr,
+        )
+        raise SystemExit(1) from None
+
+    try:
+        app(arguments, prog_name="scalelong")
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `scalelong … | head` is no error
+        raise SystemExit(0) from None
+    except (ValueError, OSError, ImportError) as error:
+        if debug or not _for_people(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _for_people(error: BaseException) -> bool:
+    from scalelong.errors import MissingExtraError, ScaleLongError
+
+    return isinstance(error, (ScaleLongError, MissingExtraError, OSError))

@@ -1,0 +1,90 @@
+"""Files that are whole or absent: atomic writing, hashes, and where the cache is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scalelong.errors import ScaleLongError
+
+
+def cache_dir() -> Path:
+    """`SCALELONG_CACHE`, else the user's cache folder."""
+    chosen = os.environ.get("SCALELONG_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "scalelong"
+
+
+def sha256(path: Path | str) -> str:
+    """The hexadecimal SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def fsync_path(path: Path) -> None:
+    """Push a file's or a folder's contents to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def atomic_file(path: Path | str) -> Iterator[Path]:
+    """Give a path to write to; on success it takes the place of `path`, on failure nothing is left."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    aside = Path(name)
+    try:
+        yield aside
+        fsync_path(aside)
+        os.chmod(aside, 0o666 & ~_umask())
+        os.replace(aside, path)
+        fsync_path(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a text file whole or not at all."""
+    with atomic_file(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def atomic_folder(path: Path | str) -> Iterator[Path]:
+    """Give an empty folder to fill; on success it is renamed to `path`, which must not exist by then."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    try:
+        yield aside
+        for file in aside.rglob("*"):
+            fsync_path(file)
+        fsync_path(aside)
+        os.chmod(aside, 0o777 & ~_umask())
+        if path.exists():
+            raise ScaleLongError(f"{path} exists already; it was not overwritten")
+        os.rename(aside, path)
+        fsync_path(path.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

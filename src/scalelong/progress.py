@@ -1,0 +1,41 @@
+"""One progress display for everything that takes time: a bar in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+    """Yield `items` while showing how far along they are, on standard error."""
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    if sys.stderr.isatty():
+        yield from _bar(items, description, total)
+    else:
+        yield from _lines(items, description, total)
+
+
+def _bar(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield from progress.track(items, total=total, description=description)
+
+
+def _lines(items: Iterable[T], description: str, total: int | None, every: float = 10.0) -> Iterator[T]:
+    """Say nothing about what ends within `every` seconds, then one line each such interval."""
+    said = time.monotonic()
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if now - said >= every:
+            said = now
+            of = f" of {total}" if total is not None else ""
+            print(f"{description}: {done}{of}", file=sys.stderr, flush=True)
+        yield item
