@@ -1,0 +1,121 @@
+"""The network of the paper's Eq. 3: matrices and ReLU in the shape of a U-Net, for the theory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from scalelong.errors import ScaleLongError, unknown
+from scalelong.scaling import Scaling
+
+INITS = ("kaiming", "norm-preserving")
+
+
+@dataclass(frozen=True)
+class StackedFeatures:
+    """Everything that one forward pass of Eq. 3 computes, indexed as in the paper."""
+
+    skips: tuple[Tensor, ...]
+    """s_1 … s_N: s_i = a_i∘s_{i-1} with s_0 = x; skips[i - 1] is s_i, before κ_i.  (B, m) each"""
+    hidden: tuple[Tensor, ...]
+    """h_0 … h_N: h_i = f_i(s_i), the paper's hidden feature; hidden[0] is the output.  (B, m) each"""
+
+
+class Stack(nn.Module):
+    """a∘x = W_l φ(W_{l-1} … φ(W_1 x)) with ReLU φ, and none after the last matrix (Eq. 17)."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        matrices = (nn.utils.skip_init(nn.Linear, width, width, bias=False) for _ in range(depth))
+        self.matrices = nn.ModuleList(matrices)  # empty: StackedUNet draws them from its own seed
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, m) -> (B, m)
+        *inner, last = self.matrices
+        for matrix in inner:
+            x = torch.relu(matrix(x))
+        return last(x)
+
+
+class DecoderStack(Stack):
+    """b∘[skip + x]; κ acts on `skip` before it comes in."""
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:  # type: ignore[override]  # (B, m), (B, m) -> (B, m)
+        return super().forward(skip + x)
+
+
+class StackedUNet(nn.Module):
+    """UNet(x) = f_0(x), f_i(x) = b_{i+1}∘[κ_{i+1}·a_{i+1}∘x + f_{i+1}(a_{i+1}∘x)], f_N the middle block (Eq. 3).
+
+    `encoders[i - 1]` is a_i and `decoders[i - 1]` is b_i, so skip index i reads the same everywhere.
+
+    Args:
+        width: m, the dimension of input, output and every hidden feature.
+        num_skips: N, the number of long skips.
+        block_depth: l, the number of matrices in each a_i, b_i and f_N.
+        scaling: what κ_1 … κ_N are; None is the unscaled network.
+        init: "kaiming" draws every entry from N(0, 2/m), as Theorem 3.1 states. Each block then doubles the
+            squared norm, because no ReLU follows its last matrix. "norm-preserving" draws the last matrix of
+            each block from N(0, 1/m), which keeps it. Both use the same normal numbers for the same seed.
+        seed: of the initialisation; the global random state is not touched.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_skips: int,
+        block_depth: int = 2,
+        scaling: Scaling | None = None,
+        init: str = "kaiming",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("width", width), ("num_skips", num_skips), ("block_depth", block_depth)):
+            if not isinstance(value, int) or value < 1:
+                raise ScaleLongError(f"{name} is {value!r}; it must be an integer of at least 1")
+        if init not in INITS:
+            raise unknown("init", init, INITS)
+        self.width, self.num_skips, self.block_depth = width, num_skips, block_depth
+        self.init, self.seed = init, seed
+        self.encoders = nn.ModuleList(Stack(width, block_depth) for _ in range(num_skips))
+        self.middle = Stack(width, block_depth)
+        self.decoders = nn.ModuleList(DecoderStack(width, block_depth) for _ in range(num_skips))
+        self.reset_parameters()
+        if scaling is not None:
+            from scalelong.skips import apply
+
+            apply(self, scaling)
+
+    def reset_parameters(self) -> None:
+        """Draw every matrix anew from `seed`."""
+        generator = torch.Generator().manual_seed(self.seed)
+        for block in (*self.encoders, self.middle, *self.decoders):
+            assert isinstance(block, Stack)
+            for matrix in block.matrices:
+                assert isinstance(matrix, nn.Linear)
+                last = matrix is block.matrices[-1]
+                variance = (1.0 if last and self.init == "norm-preserving" else 2.0) / self.width
+                drawn = torch.randn(self.width, self.width, generator=generator) * math.sqrt(variance)
+                with torch.no_grad():
+                    matrix.weight.copy_(drawn)
+
+    def features(self, x: Tensor) -> StackedFeatures:
+        """Run the network and keep s_1 … s_N and h_0 … h_N."""
+        if x.shape[-1:] != (self.width,):
+            raise ScaleLongError(f"the input's last dimension is {tuple(x.shape)[-1:]}, not the width {self.width}")
+        skips: list[Tensor] = []
+        for encoder in self.encoders:
+            x = encoder(x)  # s_i = a_i∘s_{i-1}
+            skips.append(x)
+        hidden = [self.middle(x)]  # h_N = f_N(s_N)
+        for decoder, skip in zip(reversed(self.decoders), reversed(skips), strict=True):
+            hidden.append(decoder(hidden[-1], skip))  # h_{i-1} = b_i∘[κ_i s_i + h_i]
+        return StackedFeatures(tuple(skips), tuple(reversed(hidden)))
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, m) -> (B, m)
+        return self.features(x).hidden[0]
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}, num_skips={self.num_skips}, block_depth={self.block_depth}, init={self.init!r}"
