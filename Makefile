@@ -34,11 +34,13 @@ docs: $(READY)
 	$(BIN)/python docs/check.py
 
 # Installed once; again when the project's requirements change.
-$(READY): pyproject.toml constraints.txt requirements-nodeps.txt
+$(READY): pyproject.toml constraints.txt requirements-nodeps.txt requirements-peers.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install -q --no-deps -r requirements-nodeps.txt
+	rm -rf $(VENV)/peers
+	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/peers -r requirements-peers.txt
 	@touch $@
 
 clean:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from scalelong.version import __version__
+from scalelong.version import __version__ as __version__
 
 _HOMES = {
     "scalelong.errors": ("MissingExtraError", "ScaleLongError", "ScalingWarning"),

@@ -1,0 +1,68 @@
+"""The paper's convolutional U-Nets, as diffusers networks: `build_unet(name)` returns diffusers' own class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from scalelong import skips
+from scalelong.errors import require, unknown
+from scalelong.scaling import Scaling, parse_scaling
+
+# The sizes of Table 1. Attention stands at the resolutions that DDPM and IDDPM use; 12, 16 and 9 long skips.
+UNETS: dict[str, dict[str, Any]] = {
+    "cifar10": {
+        "class": "UNet2DModel",
+        "sample_size": 32,
+        "in_channels": 3,
+        "out_channels": 3,
+        "block_out_channels": (128, 256, 256, 256),
+        "layers_per_block": 2,
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
+        "attention_head_dim": 256,
+        "norm_eps": 1e-6,
+        "downsample_padding": 0,
+        "flip_sin_to_cos": False,
+        "freq_shift": 1,
+    },
+    "imagenet64": {
+        "class": "UNet2DModel",
+        "sample_size": 64,
+        "in_channels": 3,
+        "out_channels": 3,
+        "block_out_channels": (128, 256, 512, 512),
+        "layers_per_block": 3,
+        "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
+        "attention_head_dim": 64,
+        "num_class_embeds": 1001,  # 1000 classes and the null label
+    },
+    "coco": {
+        "class": "UNet2DConditionModel",
+        "sample_size": 32,
+        "in_channels": 4,
+        "out_channels": 4,
+        "block_out_channels": (128, 256, 384),
+        "layers_per_block": 2,
+        "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+        "attention_head_dim": 8,
+        "cross_attention_dim": 768,
+    },
+}
+
+
+def build_unet(name: str, scaling: Scaling | str | dict[str, Any] | None = None, **overrides: Any) -> nn.Module:
+    """A diffusers U-Net of one of the paper's sizes, its long skips scaled.
+
+    name       "cifar10" (35.7M, unconditional), "imagenet64" (144M, classes) or "coco" (53M, text, latent)
+    overrides  any argument of diffusers' class, to make it smaller for example
+    """
+    if name not in UNETS:
+        raise unknown("U-Net", name, UNETS)
+    diffusers = require("diffusers", extra="train", purpose="build_unet")
+    config = {**UNETS[name], **overrides}
+    net: nn.Module = getattr(diffusers, config.pop("class"))(**config)
+    return skips.apply(net, parse_scaling(scaling))

@@ -1,0 +1,262 @@
+"""Find the long skips of a network by its structure. Nothing third-party is imported to look.
+
+A finder takes a network and gives its sites, outermost first, or None where the structure is not its own.
+Widths are read from both sides of each join: what the consumer takes in less what the backbone brings.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from scalelong.skips.sites import Site
+
+Finder = Callable[[nn.Module], "list[Site] | None"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of networks: what is looked for, and the function that looks."""
+
+    looks_for: str
+    find: Finder
+
+
+def find_uvit(net: nn.Module) -> list[Site] | None:
+    """U-ViT: `in_blocks`, `mid_block`, `out_blocks` called as `blk(x, skip)`."""
+    inner, outer = _part(net, "in_blocks"), _part(net, "out_blocks")
+    if not _lists(inner, outer) or not isinstance(_part(net, "mid_block"), nn.Module):
+        return None
+    if len(inner) != len(outer) or not all(isinstance(getattr(b, "skip_linear", None), nn.Linear) for b in outer):
+        return None
+    n, table = len(outer), _part(net, "pos_embed")
+    tokens = table.shape[1] if isinstance(table, nn.Parameter) and table.ndim == 3 else None
+    return [
+        Site(f"out_blocks.{n - i}", 1, channels=outer[n - i].skip_linear.in_features // 2, dim=-1, tokens=tokens,
+             source=f"in_blocks.{i - 1}")
+        for i in range(1, n + 1)
+    ]  # fmt: skip
+
+
+def find_stacked(net: nn.Module) -> list[Site] | None:
+    """Eq. 3: `encoders`, `middle`, `decoders` (b_1…b_N) called as `b(x, skip)`."""
+    inner, outer = _part(net, "encoders"), _part(net, "decoders")
+    if not _lists(inner, outer) or len(inner) != len(outer) or not isinstance(_part(net, "middle"), nn.Module):
+        return None
+    if not all("skip" in inspect.signature(block.forward).parameters for block in outer):
+        return None
+    return [
+        Site(f"decoders.{k}", "skip", channels=_channels(inner[k])[1], dim=-1, source=f"encoders.{k}")
+        for k in range(len(outer))
+    ]
+
+
+def find_residual_tuples(net: nn.Module) -> list[Site] | None:
+    """diffusers and MONAI: `up_blocks` that take the encoder's outputs as a tuple or list, last first."""
+    downs, ups = _part(net, "down_blocks"), _part(net, "up_blocks")
+    if not _lists(downs, ups) or not len(ups):
+        return None
+    names = [_tuple_argument(block) for block in ups]
+    if None in names or not all(len(getattr(block, "resnets", ())) for block in [*downs, *ups]):
+        return None
+    backbone = _channels(downs[-1].resnets[-1])[1]
+    consumed: list[Site] = []  # innermost first, as the decoder meets them
+    for b, (block, name) in enumerate(zip(ups, names, strict=True)):
+        assert name is not None
+        joins = 0
+        for r, resnet in enumerate(block.resnets):
+            width_in, width_out = _channels(resnet)
+            if width_in is None or backbone is None:
+                return None
+            if width_in > backbone:  # room for a skip; K-blocks join only at their first resnet
+                joins += 1
+                path = f"up_blocks.{b}.resnets.{r}"
+                norm, shortcut = _norm_and_shortcut(resnet, path)
+                consumed.append(
+                    Site(path, name, item=-joins, channels=width_in - backbone, carrier=f"up_blocks.{b}",
+                         norm=norm, shortcut=shortcut)
+                )  # fmt: skip
+            elif width_in < backbone:
+                return None
+            backbone = width_out
+        if not joins:
+            return None
+    return _with_sources(consumed[::-1], _encoder_outputs(net))
+
+
+def find_skip_blocks(net: nn.Module) -> list[Site] | None:
+    """Hunyuan-DiT: `blocks` whose second half has a `skip_linear` and takes `skip`."""
+    blocks = _part(net, "blocks")
+    if not _lists(blocks):
+        return None
+    takes = [k for k, block in enumerate(blocks) if isinstance(getattr(block, "skip_linear", None), nn.Linear)]
+    if not takes or not all("skip" in inspect.signature(blocks[k].forward).parameters for k in takes):
+        return None
+    if takes != list(range(len(blocks) - len(takes), len(blocks))) or len(takes) > len(blocks) // 2:
+        return None
+    sites = []
+    for k, source in zip(takes, range(len(takes) - 1, -1, -1), strict=True):
+        norm = f"blocks.{k}.skip_norm" if isinstance(getattr(blocks[k], "skip_norm", None), nn.Module) else None
+        width = blocks[k].skip_linear.in_features - blocks[k].skip_linear.out_features
+        sites.append(Site(f"blocks.{k}", "skip", channels=width, dim=-1, source=f"blocks.{source}", norm=norm))
+    return sites[::-1]
+
+
+def find_output_blocks(net: nn.Module) -> list[Site] | None:
+    """guided-diffusion: `input_blocks`, `middle_block`, `output_blocks` fed [backbone, skip] by the root."""
+    inner, outer, middle = (_part(net, name) for name in ("input_blocks", "output_blocks", "middle_block"))
+    if not _lists(inner, outer) or len(inner) != len(outer) or not isinstance(middle, nn.Module):
+        return None
+    backbone = _channels(middle)[1]
+    consumed = []
+    for k, block in enumerate(outer):
+        width_in = _channels(block)[0]
+        if width_in is None or backbone is None or width_in <= backbone:
+            return None
+        first, path = (block[0], f"output_blocks.{k}.0") if isinstance(block, nn.Sequential) else (block, "")
+        norm, shortcut = _norm_and_shortcut(first, path or f"output_blocks.{k}")
+        consumed.append(
+            Site(f"output_blocks.{k}", 0, channels=width_in - backbone, trailing=True,
+                 source=f"input_blocks.{len(inner) - 1 - k}", norm=norm, shortcut=shortcut)
+        )  # fmt: skip
+        backbone = _channels(block)[1]
+    return consumed[::-1]
+
+
+def find_paired_ups(net: nn.Module) -> list[Site] | None:
+    """lucidrains' `Unet`: `downs`, `ups` of (block, block, attention, resampling), and `final_res_block`."""
+    downs, ups = _part(net, "downs"), _part(net, "ups")
+    final, first, middle = (_part(net, name) for name in ("final_res_block", "init_conv", "mid_block2"))
+    if not _lists(downs, ups) or len(downs) != len(ups) or not _modules(final, first, middle):
+        return None
+    if not all(isinstance(stage, nn.ModuleList) and len(stage) == 4 for stage in [*downs, *ups]):
+        return None
+    backbone = _channels(middle)[1]
+    consumed = []
+    joins = [(f"ups.{s}.{k}", stage[k], f"downs.{len(ups) - 1 - s}.{2 if k == 0 else 0}")
+             for s, stage in enumerate(ups) for k in (0, 1)]  # fmt: skip
+    for path, block, source in [*joins, ("final_res_block", final, "init_conv")]:
+        width_in, width_out = _channels(block)
+        if width_in is None or backbone is None or width_in <= backbone:
+            return None
+        consumed.append(Site(path, 0, channels=width_in - backbone, trailing=True, source=source))
+        resampling = ups[int(path.split(".")[1])][3] if path.endswith(".1") else None
+        backbone = _channels(resampling)[1] if resampling is not None else width_out
+    return consumed[::-1]
+
+
+def find_upcats(net: nn.Module) -> list[Site] | None:
+    """MONAI `BasicUNet`: `upcat_k(x, x_e)` for k = 1, 2, …"""
+    names = sorted((name for name, _ in net.named_children() if name.startswith("upcat_")), key=lambda n: int(n[6:]))
+    if not names or names != [f"upcat_{k}" for k in range(1, len(names) + 1)]:
+        return None
+    sources = ["conv_0", *(f"down_{k}" for k in range(1, len(names)))]
+    if not all(_modules(_part(net, source)) for source in sources):
+        return None
+    return [
+        Site(name, "x_e", channels=_channels(net.get_submodule(source))[1], source=source)
+        for name, source in zip(names, sources, strict=True)
+    ]
+
+
+KINDS = (
+    Kind("in_blocks/mid_block/out_blocks with skip_linear (U-ViT)", find_uvit),
+    Kind("up_blocks taking res_hidden_states_tuple or res_hidden_states_list (diffusers, MONAI)", find_residual_tuples),
+    Kind("blocks with skip_linear taking skip (Hunyuan-DiT)", find_skip_blocks),
+    Kind("input_blocks/middle_block/output_blocks (guided-diffusion)", find_output_blocks),
+    Kind("downs/ups of four with final_res_block (lucidrains)", find_paired_ups),
+    Kind("upcat_1… (MONAI BasicUNet)", find_upcats),
+    Kind("encoders/middle/decoders taking skip (Eq. 3)", find_stacked),
+)
+
+
+def find_branches(net: nn.Module) -> list[list[str]] | None:
+    """The residual branches of each block of a U-ViT, in the order of the forward pass (Table 3)."""
+    if find_uvit(net) is None:
+        return None
+    inner, outer = _part(net, "in_blocks"), _part(net, "out_blocks")
+    blocks = [*(f"in_blocks.{k}" for k in range(len(inner))), "mid_block"]
+    blocks += [f"out_blocks.{k}" for k in range(len(outer))]
+    branches = [[f"{block}.attn", f"{block}.mlp"] for block in blocks]
+    names = {name for name, _ in net.named_modules()}
+    return branches if all(path in names for paths in branches for path in paths) else None
+
+
+def _part(net: nn.Module, name: str) -> Any:
+    return getattr(net, name, None)
+
+
+def _lists(*values: object) -> bool:
+    return all(isinstance(value, (nn.ModuleList, nn.Sequential)) for value in values)
+
+
+def _modules(*values: object) -> bool:
+    return all(isinstance(value, nn.Module) for value in values)
+
+
+def _tuple_argument(block: nn.Module) -> str | None:
+    names = inspect.signature(block.forward).parameters
+    return next((name for name in ("res_hidden_states_tuple", "res_hidden_states_list") if name in names), None)
+
+
+def _channels(module: nn.Module) -> tuple[int | None, int | None]:
+    """Channels in and out of a block: as it says itself, or of its first and last convolution or linear."""
+    if isinstance(module, nn.Sequential) and len(module):
+        ins = next((c for c in (_channels(m)[0] for m in module) if c is not None), None)
+        outs = next((c for c in (_channels(m)[1] for m in reversed(module)) if c is not None), None)
+        return ins, outs
+    for name_in in ("in_channels", "channels"):
+        width_in, width_out = getattr(module, name_in, None), getattr(module, "out_channels", None)
+        if isinstance(width_in, int) and isinstance(width_out, int):
+            return width_in, width_out
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    maps = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    layers = [m for m in module.modules() if isinstance(m, maps)]
+    if layers:
+        return layers[0].in_channels, layers[-1].out_channels
+    linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    return (linears[0].in_features, linears[-1].out_features) if linears else (None, None)
+
+
+def _norm_and_shortcut(block: nn.Module, path: str) -> tuple[str | None, str | None]:
+    """The norm that sees the concatenation first, and the shortcut beside it, of a ResNet block."""
+    if isinstance(getattr(block, "spatial_res_block", None), nn.Module):
+        return _norm_and_shortcut(block.get_submodule("spatial_res_block"), f"{path}.spatial_res_block")
+    width = _channels(block)[0]
+    for norm in ("norm1", "in_layers.0"):
+        try:
+            module = block.get_submodule(norm)
+        except AttributeError:
+            continue
+        seen = getattr(module, "num_channels", getattr(module, "num_features", None))
+        if seen != width and seen is not None:
+            continue
+        shortcut = next(
+            (n for n in ("conv_shortcut", "skip_connection", "nin_shortcut")
+             if isinstance(getattr(block, n, None), nn.Module)), None)  # fmt: skip
+        return f"{path}.{norm}", f"{path}.{shortcut}" if shortcut else None
+    return None, None
+
+
+def _encoder_outputs(net: nn.Module) -> list[tuple[str, int | None]]:
+    """Where the skips of a diffusers-like encoder come from, outermost first, with their widths."""
+    conv_in = _part(net, "conv_in")
+    outputs = [("conv_in", _channels(conv_in)[1])] if isinstance(conv_in, nn.Module) else []
+    for b, block in enumerate(_part(net, "down_blocks")):
+        outputs += [(f"down_blocks.{b}.resnets.{r}", _channels(m)[1]) for r, m in enumerate(block.resnets)]
+        for name in ("downsamplers", "downsampler"):
+            if getattr(block, name, None) is not None:
+                outputs.append((f"down_blocks.{b}.{name}", outputs[-1][1]))
+    return outputs
+
+
+def _with_sources(sites: list[Site], outputs: list[tuple[str, int | None]]) -> list[Site]:
+    """Name the sources where the encoder's count and widths agree with the decoder's."""
+    if [width for _, width in outputs] == [site.channels for site in sites]:
+        return [replace(site, source=source) for site, (source, _) in zip(sites, outputs, strict=True)]
+    return sites
