@@ -33,6 +33,7 @@ _HOMES = {
         "save_scaling",
     ),
     "scalelong.models": ("StackedUNet", "UViT", "build_unet"),
+    "scalelong.stability.kappa": ("KappaEstimate", "estimate_kappa"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -75,3 +76,5 @@ if TYPE_CHECKING:
     from scalelong.skips import register_adapter as register_adapter
     from scalelong.skips import remove as remove
     from scalelong.skips import save_scaling as save_scaling
+    from scalelong.stability.kappa import KappaEstimate as KappaEstimate
+    from scalelong.stability.kappa import estimate_kappa as estimate_kappa

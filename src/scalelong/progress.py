@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -14,7 +15,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     """Yield `items` while showing how far along they are, on standard error."""
     if total is None and hasattr(items, "__len__"):
         total = len(items)
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and find_spec("rich") is not None:  # the base install has no rich
         yield from _bar(items, description, total)
     else:
         yield from _lines(items, description, total)
