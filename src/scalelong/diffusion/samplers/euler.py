@@ -1,0 +1,56 @@
+"""Euler's method for the reverse SDE (Euler–Maruyama) and for the probability-flow ODE of the VP process.
+
+With the score −ε̂/σ(t) (Song et al., 2021), backwards in time:
+    dx = −½β·x dt + β·ε̂/σ dt + √β dw̄   (SDE)
+    dx = −½β·x dt + ½β·ε̂/σ dt          (ODE)
+on the times {0} ∪ linspace(1e-3, 1, N), as the paper's pixel-space results; the last step, to 0, adds no noise.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from torch import Tensor
+
+from scalelong.diffusion.process import VPSDE, Process
+from scalelong.diffusion.samplers.contract import Callback, EpsFn, NoiseFn, State, times_of
+
+LAST_TIME = 1e-3  # the time before 0
+
+
+def euler_grid(steps: int) -> list[float]:
+    """steps + 1 times from 1 down to 0."""
+    return [*np.linspace(1.0, LAST_TIME, steps).tolist(), 0.0]
+
+
+def euler_maruyama(
+    eps_fn: EpsFn, x_T: Tensor, process: Process, steps: int, noise: NoiseFn, callback: Callback | None = None
+) -> Tensor:
+    """The reverse SDE; steps evaluations."""
+    return _euler(eps_fn, x_T, process, steps, noise, callback)
+
+
+def euler_ode(
+    eps_fn: EpsFn, x_T: Tensor, process: Process, steps: int, noise: NoiseFn, callback: Callback | None = None
+) -> Tensor:
+    """The probability-flow ODE; steps evaluations; `noise` is not used."""
+    return _euler(eps_fn, x_T, process, steps, None, callback)
+
+
+def _euler(
+    eps_fn: EpsFn, x_T: Tensor, process: Process, steps: int, noise: NoiseFn | None, callback: Callback | None
+) -> Tensor:
+    assert isinstance(process, VPSDE)  # Sampler.check has seen to it
+    share = 0.5 if noise is None else 1.0  # of β·ε̂/σ in the drift
+    times = euler_grid(steps)
+    x = x_T
+    for index, (t, t_next) in enumerate(pairwise(times)):
+        eps = eps_fn(x, times_of(x, t))
+        if callback is not None:
+            callback(State(index, t, x, eps))
+        noise_rate, dt = float(process.beta(t)), t - t_next
+        x = (1.0 + 0.5 * noise_rate * dt) * x - (share * noise_rate * dt / float(process.sigma(t))) * eps
+        if noise is not None and t_next > 0.0:
+            x = x + (noise_rate * dt) ** 0.5 * noise(index)
+    return x

@@ -1,0 +1,116 @@
+"""Each sampler that diffusers has too, beside its scheduler driven by hand, on a network that is not affine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, DPMSolverSinglestepScheduler
+
+from scalelong.diffusion import get_process, get_sampler
+from scalelong.diffusion.samplers.dpm_solver import singlestep_orders
+
+NAMED = {  # diffusers' own names of the schedules, so that the betas are theirs
+    "ddpm": {"beta_schedule": "linear", "beta_start": 1e-4, "beta_end": 0.02},
+    "sd": {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
+}
+X_T = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1))
+
+discrete = pytest.mark.parametrize("name", NAMED)
+# diffusers calls np.array on a tensor; NumPy 2 complains of the tensor.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+def network(process):
+    """Some ε̂ of x and of diffusers' step 0 … 999: it keeps images near their scale and mixes neighbours."""
+
+    def eps(x, step):
+        t = (torch.as_tensor(step, dtype=torch.float64).reshape(-1, 1, 1, 1) + 1) * (process.t_max / 1000)
+        alpha, sigma = process.alpha(t).to(x), process.sigma(t).to(x)
+        return sigma * x - 0.5 * alpha * torch.sin(2 * x + x.roll(1, -1) - x.roll(1, 1))
+
+    return eps
+
+
+def ours(sampler, name, steps, noise=None):
+    process = get_process(name)
+    net, grid = network(process), process.t_max / 1000  # diffusers' step k stands for the time (k + 1)·grid
+    return get_sampler(sampler)(lambda x, t: net(x, t / grid - 1), X_T, process, steps, noise)
+
+
+def theirs(scheduler, name, steps, **arguments):
+    net = network(get_process(name))
+    scheduler.set_timesteps(steps)
+    x = X_T
+    for step in scheduler.timesteps:
+        x = scheduler.step(net(x, step), step, x, **arguments).prev_sample
+    return x
+
+
+@discrete
+@pytest.mark.parametrize("steps", [1, 2, 10, 50, 1000])
+def test_ddim_is_their_ddim_scheduler(name, steps):
+    scheduler = DDIMScheduler(**NAMED[name], clip_sample=False, timestep_spacing="trailing")
+    torch.testing.assert_close(ours("ddim", name, steps), theirs(scheduler, name, steps), rtol=1e-4, atol=1e-4)
+
+
+@discrete
+@pytest.mark.parametrize("steps", [1, 2, 10, 50, 1000])
+def test_ddpm_is_their_ddpm_scheduler_given_its_noise(name, steps):
+    scheduler = DDPMScheduler(**NAMED[name], clip_sample=False, timestep_spacing="trailing")
+    expected = theirs(scheduler, name, steps, generator=torch.Generator().manual_seed(7))
+    replay = torch.Generator().manual_seed(7)
+    x = ours("ddpm", name, steps, lambda k: torch.randn(X_T.shape, generator=replay))
+    torch.testing.assert_close(x, expected, rtol=2e-4, atol=2e-4)
+
+
+@discrete
+@pytest.mark.parametrize("steps", [1, 2, 10, 20, 50])
+def test_dpm_solver_plus_plus_is_their_multistep_scheduler(name, steps):
+    scheduler = DPMSolverMultistepScheduler(**NAMED[name], timestep_spacing="trailing")
+    torch.testing.assert_close(ours("dpm-solver++", name, steps), theirs(scheduler, name, steps), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vp", *NAMED])
+@pytest.mark.parametrize("steps", [1, 2, 4, 5, 50])
+def test_dpm_solver_fast_is_their_singlestep_scheduler_on_the_same_points(name, steps):
+    # Their order list is ours (3 … 3 and the rest); their grid is given our λ, thirds of each interval, and its σ/α.
+    # DPM-Solver-3's second inner point is the update they call "heun", its end the one they call "midpoint".
+    process, orders = get_process(name), singlestep_orders(steps)
+    ends = torch.linspace(
+        float(process.lambda_(process.t_max)), float(process.lambda_(process.t_min)), len(orders) + 1
+    ).double()
+    points = [
+        ends[i] + (ends[i + 1] - ends[i]) * part / order for i, order in enumerate(orders) for part in range(order)
+    ]
+    lambdas = torch.stack([*points, ends[-1]])
+    with pytest.warns(FutureWarning, match="dpmsolver"):
+        scheduler = DPMSolverSinglestepScheduler(
+            trained_betas=process.betas().numpy(),
+            algorithm_type="dpmsolver",
+            solver_order=3,
+            lower_order_final=True,
+            final_sigmas_type="sigma_min",
+        )
+    scheduler.set_timesteps(steps)
+    assert scheduler.order_list == [part + 1 for order in orders for part in range(order)]
+    scheduler.sigmas = (-lambdas).exp()
+    net, grid = network(process), process.t_max / 1000
+    x = X_T.double()
+    for index, order in enumerate(scheduler.order_list):
+        inside_a_three = order == 2 and index + 1 < steps and scheduler.order_list[index + 1] == 3
+        scheduler.register_to_config(solver_type="heun" if inside_a_three else "midpoint")
+        step = process.inverse_lambda(lambdas[index]) / grid - 1
+        x = scheduler.step(net(x, step), scheduler.timesteps[index], x).prev_sample
+    result = get_sampler("dpm-solver-fast")(lambda x, t: net(x, t / grid - 1), X_T.double(), process, steps)
+    torch.testing.assert_close(result, x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [300, 600])
+def test_where_steps_do_not_divide_1000_ours_keeps_to_the_flow(steps):
+    # Their DDIM scheduler steps by 1000 // N while its grid moves by 1000/N; ours steps between the grid's own times.
+    exact = ours("dpm-solver-fast", "ddpm", 200)
+    scheduler = DDIMScheduler(**NAMED["ddpm"], clip_sample=False, timestep_spacing="trailing")
+    error = (ours("ddim", "ddpm", steps) - exact).abs().mean()
+    their_error = (theirs(scheduler, "ddpm", steps) - exact).abs().mean()
+    assert error < 0.02
+    assert error < 0.3 * their_error

@@ -1,0 +1,215 @@
+"""Images by the generator: the same whatever the batch, without a trace left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from diffusers import UNet2DModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from scalelong.diffusion import SAMPLERS, get_process, get_sampler, sample
+from scalelong.errors import ScaleLongError
+
+SHAPE = (3, 5, 5)
+LABELS = torch.arange(7) % 3
+TEXT = torch.linspace(-1, 1, 7 * 4 * 2).reshape(7, 4, 2)
+
+
+def toy(x, t, y=None, context=None):
+    """Images do not mix, and every operation is one rounding: equal inputs give equal bits in any batch."""
+    eps = 0.9 * x + (t / 4000).reshape(-1, 1, 1, 1)
+    if y is not None:
+        eps = eps + 0.1 * y.to(x).reshape(-1, 1, 1, 1)
+    if context is not None:
+        eps = eps - 0.1 * context[:, 0, 0].reshape(-1, 1, 1, 1)
+    return eps
+
+
+def images(net=toy, n=7, process="vp", **settings):
+    return torch.cat(list(sample(net, n, SHAPE, process, **settings)))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("guidance", [1.0, 2.5])
+def test_a_batch_size_never_changes_an_image(sampler, guidance):
+    settings = {
+        "sampler": sampler,
+        "steps": 8,
+        "seed": 3,
+        "clip": False,
+        "y": LABELS,
+        "context": TEXT,
+        "guidance": guidance,
+        "null_y": 3,
+        "null_context": TEXT[0],
+    }
+    whole = images(batch_size=64, **settings)
+    assert whole.shape == (7, *SHAPE)
+    for batch_size in (1, 2, 3, 7):
+        assert torch.equal(images(batch_size=batch_size, **settings), whole)
+
+
+@given(first=st.integers(0, 6), count=st.integers(0, 7))
+@settings(max_examples=20, deadline=None)
+def test_image_k_is_image_k_wherever_sampling_starts(first, count):
+    count = min(count, 7 - first)
+    whole = images(sampler="euler-maruyama", steps=5)
+    parts = list(sample(toy, count, SHAPE, "vp", sampler="euler-maruyama", steps=5, first=first, batch_size=2))
+    assert torch.equal(torch.cat([whole[:0], *parts]), whole[first : first + count])
+
+
+def test_a_real_network_gives_the_same_images_up_to_rounding():
+    unet = UNet2DModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+    net = lambda x, t: unet(x, t).sample
+    one, five = (
+        torch.cat(list(sample(net, 5, (1, 8, 8), "vp", steps=12, batch_size=size, clip=False))) for size in (1, 5)
+    )
+    torch.testing.assert_close(one, five, rtol=1e-4, atol=1e-4)
+
+
+def test_seeds_and_images_differ():
+    both = torch.cat([images(seed=0, clip=False), images(seed=1, clip=False)]).flatten(1)
+    distances = torch.cdist(both, both) + torch.eye(14) * 100
+    assert distances.min() > 1e-2
+
+
+def test_sampling_reads_and_writes_no_global_randomness():
+    before = torch.get_rng_state()
+    first = [images(sampler=name, steps=4) for name in SAMPLERS]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    for one, two in zip(first, [images(sampler=name, steps=4) for name in SAMPLERS], strict=True):
+        assert torch.equal(one, two)
+
+
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.9))
+        self.dropout = nn.Dropout(0.5)
+        self.frozen = nn.Dropout(0.5).eval()
+        self.precisions = set()
+
+    def forward(self, x, t):
+        mixed = x.flatten(1) @ (self.weight * torch.eye(x[0].numel()))
+        self.precisions.add(mixed.dtype)
+        return self.frozen(self.dropout(mixed)).reshape(x.shape)
+
+
+def test_the_network_is_evaluated_without_dropout_and_left_as_it_was():
+    net = Dropping()
+    one, two = images(net, steps=4), images(net, steps=4)
+    assert torch.equal(one, two)
+    assert net.training
+    assert net.dropout.training
+    assert not net.frozen.training
+
+
+def test_between_batches_the_consumers_world_is_untouched():
+    net = Dropping()
+    for batch in sample(net, 4, SHAPE, "vp", steps=3, batch_size=2, autocast=torch.bfloat16):
+        assert torch.is_grad_enabled()
+        assert not torch.is_autocast_enabled("cpu")
+        assert net.dropout.training
+        assert not batch.requires_grad
+        assert not batch.is_inference()
+
+
+def test_the_networks_mode_is_restored_when_it_fails():
+    net = Dropping()
+    net.dropout.forward = lambda x: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        images(net, steps=3)
+    assert net.dropout.training
+
+
+def test_autocast_reaches_the_network_and_images_stay_float32():
+    net = Dropping()
+    x = images(net, steps=6, autocast=torch.bfloat16, clip=False)
+    assert net.precisions == {torch.bfloat16}
+    assert x.dtype == torch.float32
+    exact = images(net, steps=6, clip=False)
+    assert 0 < (x - exact).norm() < 0.05 * exact.norm()
+
+
+def test_images_are_clipped_and_latents_need_not_be():
+    loud = lambda x, t: 0.1 * x
+    assert images(loud).abs().max() == 1.0
+    assert images(loud, clip=False).abs().max() > 1.0
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpm-solver++"])
+def test_clipped_predictions_end_in_range(sampler):
+    # These end on the predicted image itself.
+    x = images(lambda x, t: 0.1 * x, sampler=sampler, steps=10, clip=False, clip_denoised=True)
+    assert x.abs().max() <= 1.0 + 1e-6
+
+
+def test_one_condition_may_stand_for_all():
+    settings = {"guidance": 2.0, "null_y": 3, "null_context": TEXT[1]}
+    each = images(y=torch.full((7,), 2), context=TEXT[5].expand(7, 4, 2), **settings)
+    assert torch.equal(images(y=2, context=TEXT[5], **settings), each)
+    assert not torch.equal(images(y=1, context=TEXT[5], **settings), each)
+
+
+def test_guidance_moves_images_along_their_condition():
+    # The toy's noise grows with y, so its images sink with y, and guidance sharpens that.
+    means = {g: images(y=2, guidance=g, null_y=0, clip=False).mean().item() for g in (0.0, 1.0, 3.0)}
+    assert means[0.0] > means[1.0] > means[3.0]
+
+
+def test_nothing_asked_gives_nothing():
+    assert list(sample(toy, 0, SHAPE, "vp")) == []
+
+
+def test_a_sampler_and_a_process_may_be_objects():
+    assert torch.equal(
+        images(process=get_process("sd"), sampler=get_sampler("ddim")), images(process="sd", sampler="ddim")
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"process": "vpp"}, "did you mean 'vp'"),
+        ({"sampler": "dimm"}, "did you mean 'ddim'"),
+        ({"steps": 0}, "at least 1, got 0"),
+        ({"sampler": "ddim", "steps": 1001}, "1 … 1000, got 1001"),
+        ({"process": "sd", "sampler": "euler-ode"}, "continuous time"),
+        ({"batch_size": 0}, "batch_size at least 1"),
+        ({"y": torch.zeros(3).long()}, r"y must have one entry for each of 7 images or one for all, got shape \(3,\)"),
+        ({"context": torch.zeros(2, 4, 2)}, "context must have"),
+        ({"guidance": 3.0}, "guidance 3 needs a condition"),
+        ({"guidance": 3.0, "y": 1}, "null_y"),
+        ({"guidance": 3.0, "context": TEXT, "null_context": TEXT[0, :3]}, "does not fit"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_first_batch(settings, says):
+    with pytest.raises(ScaleLongError, match=says):
+        sample(toy, 7, SHAPE, **{"process": "vp", **settings})
+
+
+def test_a_diverged_network_is_named_with_its_images():
+    with pytest.raises(ScaleLongError, match=r"non-finite values in images 10 … 13 \(sampler 'ddim', 5 steps\)"):
+        list(sample(lambda x, t: x * float("nan"), 8, SHAPE, "vp", sampler="ddim", steps=5, first=10, batch_size=4))
+
+
+def test_the_package_brings_in_nothing_heavier_than_torch():
+    heavy = {"diffusers", "transformers", "accelerate", "scipy", "sklearn", "scalelong.skips", "scalelong.models"}
+    code = f"import sys, scalelong.diffusion; print(*sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
