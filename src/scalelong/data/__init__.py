@@ -1,0 +1,47 @@
+"""Images, classes and captions: found, checked, prepared once, and given out in batches."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "scalelong.data.catalog": ("CATALOG", "spec_of"),
+    "scalelong.data.captions": ("Captions",),
+    "scalelong.data.dataset": ("ImageData",),
+    "scalelong.data.latents": ("LatentData", "decode_latents", "encode_latents", "load_vae"),
+    "scalelong.data.prepare": ("load", "prepared"),
+    "scalelong.data.spec": ("DatasetSpec",),
+    "scalelong.data.text": ("TextEncoder", "TokenData", "encode_prompts", "encode_text", "load_text_encoder"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'scalelong.data' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+if TYPE_CHECKING:
+    from scalelong.data.captions import Captions as Captions
+    from scalelong.data.catalog import CATALOG as CATALOG
+    from scalelong.data.catalog import spec_of as spec_of
+    from scalelong.data.dataset import ImageData as ImageData
+    from scalelong.data.latents import LatentData as LatentData
+    from scalelong.data.latents import decode_latents as decode_latents
+    from scalelong.data.latents import encode_latents as encode_latents
+    from scalelong.data.latents import load_vae as load_vae
+    from scalelong.data.prepare import load as load
+    from scalelong.data.prepare import prepared as prepared
+    from scalelong.data.spec import DatasetSpec as DatasetSpec
+    from scalelong.data.text import TextEncoder as TextEncoder
+    from scalelong.data.text import TokenData as TokenData
+    from scalelong.data.text import encode_prompts as encode_prompts
+    from scalelong.data.text import encode_text as encode_text
+    from scalelong.data.text import load_text_encoder as load_text_encoder
