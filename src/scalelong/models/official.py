@@ -118,11 +118,11 @@ def _infer(state: dict[str, Tensor], img_size: int) -> dict[str, Any]:
     if "context_embed.weight" in state:
         config["clip_dim"] = state["context_embed.weight"].shape[1]
         config["num_clip_token"] = tokens - patches - 1
-        sums = (
-            f"pos_embed has {tokens} tokens, less {patches} patches of a {img_size}×{img_size} image, less 1 for time"
-        )
         if config["num_clip_token"] <= 0:
-            raise ScaleLongError(f"{sums}, leaves {config['num_clip_token']} for text; is img_size right?")
+            raise ScaleLongError(
+                f"pos_embed has {tokens} tokens; less {patches} patches of a {img_size}×{img_size} image and 1 for "
+                f"time, {config['num_clip_token']} are left for text; is img_size right?"
+            )
         extras = 1 + config["num_clip_token"]
     if tokens != extras + patches:
         raise ScaleLongError(

@@ -24,13 +24,22 @@ class StackedFeatures:
     """h_0 … h_N: h_i = f_i(s_i), the paper's hidden feature; hidden[0] is the output.  (B, m) each"""
 
 
+class Matrix(nn.Linear):
+    """A matrix that StackedUNet draws from its own seed; nn.Linear's initialisation would use the global one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width, bias=False)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class Stack(nn.Module):
     """a∘x = W_l φ(W_{l-1} … φ(W_1 x)) with ReLU φ, and none after the last matrix (Eq. 17)."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
-        matrices = (nn.utils.skip_init(nn.Linear, width, width, bias=False) for _ in range(depth))
-        self.matrices = nn.ModuleList(matrices)  # empty: StackedUNet draws them from its own seed
+        self.matrices = nn.ModuleList(Matrix(width) for _ in range(depth))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, m) -> (B, m)
         *inner, last = self.matrices
@@ -94,12 +103,10 @@ class StackedUNet(nn.Module):
         for block in (*self.encoders, self.middle, *self.decoders):
             assert isinstance(block, Stack)
             for matrix in block.matrices:
-                assert isinstance(matrix, nn.Linear)
+                assert isinstance(matrix, Matrix)
                 last = matrix is block.matrices[-1]
                 variance = (1.0 if last and self.init == "norm-preserving" else 2.0) / self.width
-                drawn = torch.randn(self.width, self.width, generator=generator) * math.sqrt(variance)
-                with torch.no_grad():
-                    matrix.weight.copy_(drawn)
+                nn.init.normal_(matrix.weight, std=math.sqrt(variance), generator=generator)
 
     def features(self, x: Tensor) -> StackedFeatures:
         """Run the network and keep s_1 … s_N and h_0 … h_N."""

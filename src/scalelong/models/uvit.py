@@ -242,6 +242,15 @@ class UViT(ModelMixin, ConfigMixin):
             raise ScaleLongError(f"context is (batch, tokens, width) = {expected}, not {tuple(context.shape)}")
 
     @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> UViT:
+        """Load a folder that `save_pretrained` wrote, scaling included."""
+        model = super().from_pretrained(*args, **kwargs)
+        with torch.no_grad():  # memory-mapped weights may be unaligned, which is slower and rounds otherwise
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        return model
+
+    @classmethod
     def from_official(
         cls,
         path_or_state_dict: str | Path | dict[str, Tensor],

@@ -1,0 +1,5 @@
+"""`python -m scalelong`."""
+
+from scalelong.cli import main
+
+main()
