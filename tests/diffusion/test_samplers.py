@@ -179,6 +179,12 @@ class TestContract:
             with pytest.raises(ScaleLongError, match="needs noise"):
                 sampler(DATA.eps(process), draws((2, 3))(-1), process, 9)
 
+    def test_the_last_step_of_euler_maruyama_adds_no_noise(self):
+        asked = []
+        noise = lambda k: asked.append(k) or draws((2, 3))(k)
+        get_sampler("euler-maruyama")(DATA.eps(get_process("vp")), draws((2, 3))(-1), get_process("vp"), 9, noise)
+        assert asked == list(range(8))
+
     @every_pair
     def test_the_callback_sees_every_update_and_changes_nothing(self, name, process_name):
         sampler, process, states = get_sampler(name), get_process(process_name), []

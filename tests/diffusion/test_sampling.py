@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from scalelong.diffusion import SAMPLERS, get_process, get_sampler, sample
+from scalelong import counter
+from scalelong.counter import Stream
+from scalelong.diffusion import SAMPLERS, get_process, get_sampler, guided, sample
 from scalelong.errors import ScaleLongError
 
 SHAPE = (3, 5, 5)
@@ -79,6 +81,13 @@ def test_a_real_network_gives_the_same_images_up_to_rounding():
         torch.cat(list(sample(net, 5, (1, 8, 8), "vp", steps=12, batch_size=size, clip=False))) for size in (1, 5)
     )
     torch.testing.assert_close(one, five, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sampler", ["euler-maruyama", "ddpm"])
+def test_every_noise_has_its_own_place_in_the_counter(sampler):
+    process, draw = get_process("vp"), lambda k: counter.normal(4, Stream.SAMPLE, k + 1, 20, 7, SHAPE)
+    expected = get_sampler(sampler)(guided(toy, process), draw(-1), process, 6, draw)
+    assert torch.equal(images(sampler=sampler, steps=6, seed=4, first=20, clip=False), expected)
 
 
 def test_seeds_and_images_differ():
