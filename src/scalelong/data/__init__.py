@@ -12,7 +12,8 @@ _HOMES = {
     "scalelong.data.latents": ("LatentData", "decode_latents", "encode_latents", "load_vae"),
     "scalelong.data.prepare": ("load", "prepared"),
     "scalelong.data.spec": ("DatasetSpec",),
-    "scalelong.data.text": ("TextEncoder", "TokenData", "encode_prompts", "encode_text", "load_text_encoder"),
+    "scalelong.data.text_encoder": ("TextEncoder", "encode_prompts", "load_text_encoder"),
+    "scalelong.data.tokens": ("TokenData", "encode_text"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from scalelong.data.prepare import load as load
     from scalelong.data.prepare import prepared as prepared
     from scalelong.data.spec import DatasetSpec as DatasetSpec
-    from scalelong.data.text import TextEncoder as TextEncoder
-    from scalelong.data.text import TokenData as TokenData
-    from scalelong.data.text import encode_prompts as encode_prompts
-    from scalelong.data.text import encode_text as encode_text
-    from scalelong.data.text import load_text_encoder as load_text_encoder
+    from scalelong.data.text_encoder import TextEncoder as TextEncoder
+    from scalelong.data.text_encoder import encode_prompts as encode_prompts
+    from scalelong.data.text_encoder import load_text_encoder as load_text_encoder
+    from scalelong.data.tokens import TokenData as TokenData
+    from scalelong.data.tokens import encode_text as encode_text

@@ -71,7 +71,7 @@ CATALOG = {
             counts={"train": (60_000,), "test": (10_000,)},
             read=fashion_mnist.read_fashion_mnist,
             sources=(
-                Source("installed Debian package dataset-fashion-mnist", _fashion_installed),
+                Source("installed dataset-fashion-mnist", _fashion_installed),
                 Source("apt dataset-fashion-mnist", _fashion_from_debian),
             ),
             hub=HubSet("zalando-datasets/fashion_mnist"),
@@ -114,9 +114,7 @@ CATALOG = {
             channels=3,
             counts={"train": (11_929,), "validation": (685,)},
             read=_emoji_from_folder,
-            sources=(
-                Source("npm @iconify-json/{noto, noto-v1, fluent-emoji, fluent-emoji-flat, fxemoji}", _emoji_from_npm),
-            ),
+            sources=(Source("npm @iconify-json (5 sets)", _emoji_from_npm),),
             num_classes=len(emoji.CATEGORIES),
             class_names=emoji.CATEGORIES,
             captions=True,

@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from scalelong.data.cache import MANIFEST
 from scalelong.data.captions import Captions
-from scalelong.data.writer import FORMAT, MANIFEST
+from scalelong.data.writer import FORMAT
 from scalelong.errors import ScaleLongError
 
 Indices = Tensor | npt.NDArray[np.int64] | Sequence[int]

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from scalelong.data.archives import is_archive
+from scalelong.data.cache import MANIFEST, build_once
 from scalelong.data.catalog import CATALOG
 from scalelong.data.dataset import ImageData, read_manifest
 from scalelong.data.folder import listing_sha256, read_folder
 from scalelong.data.hub import is_saved_dataset, read_hub
 from scalelong.data.numpy_files import read_numpy
-from scalelong.data.records import Options, Reading
+from scalelong.data.records import Options, Reading, shown
 from scalelong.data.spec import DatasetSpec, unpacked
 from scalelong.data.splits import canonical
-from scalelong.data.writer import MANIFEST, write_split
+from scalelong.data.writer import write_split
 from scalelong.errors import ScaleLongError, suggestion
-from scalelong.files import atomic_folder, cache_dir
+from scalelong.files import cache_dir
 
 VERSION = 1  # of the preparation: raised when the same source would give other arrays
-STALE = 24 * 3600  # seconds after which what a killed preparation left is removed
 
 
 @dataclass(frozen=True)
@@ -65,11 +59,11 @@ class Origin:
         path = self.path
         assert path is not None
         if path.is_dir() and is_saved_dataset(path):
-            return read_hub(str(path), split, options, source=str(path))
+            return read_hub(str(path), split, options, source=shown(str(path)))
         if path.suffix.lower() in (".npy", ".npz"):
-            return read_numpy(path, split, options, source=str(path))
+            return read_numpy(path, split, options, source=shown(str(path)))
         folder = path if path.is_dir() else unpacked(path, stack)
-        return read_folder(folder, split, options, source=str(path), skip_bad=skip_bad)
+        return read_folder(folder, split, options, source=shown(str(path)), skip_bad=skip_bad)
 
 
 def resolve(name: str | Path) -> Origin:
@@ -82,14 +76,14 @@ def resolve(name: str | Path) -> Origin:
     if text.startswith("hf:"):
         target = text.removeprefix("hf:")
         path = Path(target).expanduser()
-        return Origin(text, path=path) if path.is_dir() else Origin(text, hub=target)
+        return Origin(shown(text), path=path) if path.is_dir() else Origin(shown(text), hub=target)
     path = Path(text).expanduser()
     try:
         there, is_dir, is_file = path.exists(), path.is_dir(), path.is_file()
     except OSError as error:  # a name that no file could have
         raise ScaleLongError(f"{text[:80]!r} is no path ({error.strerror})") from None
     if is_dir or (is_file and (path.suffix.lower() in (".npy", ".npz") or is_archive(path))):
-        return Origin(text, path=path)
+        return Origin(shown(text), path=path)
     if there:
         raise ScaleLongError(f"{text} is not data that is read here: a folder, .npy, .npz, .zip or .tar is")
     if "/" in text or "\\" in text or path.suffix:
@@ -134,11 +128,12 @@ def load(
         raise ScaleLongError(f"source is for the named datasets ({', '.join(CATALOG)}), not for {origin.name}")
     split = canonical(split)
     folder = origin.folder(split, options)
-    if force or not (folder / MANIFEST).is_file():
-        local = None if source is None else Path(source).expanduser()
-        with _alone(folder):
-            if force or not (folder / MANIFEST).is_file():  # another process may have been at it
-                _prepare(origin, split, options, folder, local, skip_bad)
+    local = None if source is None else Path(source).expanduser()
+
+    def write(aside: Path) -> None:
+        _write(origin, split, options, aside, local, skip_bad)
+
+    build_once(folder, write, force=force)
     data = ImageData(folder)
     skipped = data.manifest["skipped"]
     if skipped and not skip_bad:
@@ -149,29 +144,19 @@ def load(
     return data
 
 
-def _prepare(origin: Origin, split: str, options: Options, folder: Path, local: Path | None, skip_bad: bool) -> None:
-    _sweep(folder.parent)
-    replaced = folder.exists()  # forced, or damaged
+def _write(origin: Origin, split: str, options: Options, folder: Path, local: Path | None, skip_bad: bool) -> None:
     with ExitStack() as stack:
-        reading = origin.open(split, options, local, skip_bad, stack)
-        try:
-            with atomic_folder(folder) as aside:
-                manifest = write_split(
-                    aside,
-                    reading,
-                    options,
-                    skip_bad=skip_bad,
-                    description=f"preparing {origin.name} ({split})",
-                    name=origin.name,
-                    split=split,
-                )
-                if origin.spec is not None:
-                    _verify(origin.spec, manifest)
-                if replaced:
-                    _remove(folder)
-        except (ScaleLongError, OSError):
-            if replaced or not _whole(folder):
-                raise  # else another process was faster
+        manifest = write_split(
+            folder,
+            origin.open(split, options, local, skip_bad, stack),
+            options,
+            skip_bad=skip_bad,
+            description=f"preparing {origin.name} ({split})",
+            name=origin.name,
+            split=split,
+        )
+    if origin.spec is not None:
+        _verify(origin.spec, manifest)
 
 
 def _verify(spec: DatasetSpec, manifest: dict[str, Any]) -> None:
@@ -203,53 +188,6 @@ def prepared(root: Path | None = None) -> list[dict[str, Any]]:
         except ScaleLongError:
             continue
     return found
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process of a machine prepare while the others wait; where locks do not work, the first to finish wins."""
-    lock = _data_dir() / f".{folder.parent.name}-{folder.name}.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with open(lock, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for another process that prepares {folder.parent.name}", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks
-        yield
-
-
-def _whole(folder: Path) -> bool:
-    try:
-        ImageData(folder)
-    except ScaleLongError:
-        return False
-    return True
-
-
-def _remove(folder: Path) -> None:
-    """Delete a folder in a way that nobody sees it half deleted."""
-    aside = tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent)
-    if folder.exists():
-        os.rename(folder, Path(aside, "old"))
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what preparations left that were killed long ago."""
-    for path in folder.glob(".*.part"):
-        try:
-            if time.time() - path.stat().st_mtime > STALE:
-                shutil.rmtree(path, ignore_errors=True)
-        except OSError:
-            continue
 
 
 def _data_dir() -> Path:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from scalelong.data.archives import extract, is_archive
 from scalelong.data.hub import is_saved_dataset, read_hub
 from scalelong.data.images import read_image
-from scalelong.data.records import Options, Pixels, Reading, SourceUnavailableError
+from scalelong.data.records import Options, Pixels, Reading, SourceUnavailableError, shown
 from scalelong.data.splits import choose
 from scalelong.errors import MissingExtraError, ScaleLongError
 from scalelong.files import cache_dir
@@ -88,14 +88,14 @@ class DatasetSpec:
             try:
                 return self._open_hub(self.hub.repository, split, options, f"hf:{self.hub.repository}")
             except (SourceUnavailableError, MissingExtraError) as error:
-                failures.append(f"hf:{self.hub.repository} ({error})")
+                failures.append(str(error))
         raise ScaleLongError(
             f"{self.name} cannot be had from any of its sources: {'; '.join(failures)}. "
             f"A local copy of the published files is read from --from PATH or $SCALELONG_DATA/{self.name}"
         )
 
     def _open_local(self, folder: Path, split: str, options: Options, stack: ExitStack) -> Reading:
-        title = f"local copy {folder}"
+        title = f"local copy {shown(str(folder))}"
         if self.read is None:
             raise ScaleLongError(f"{self.name} is embedded and is not read from {folder}")
         if not folder.exists():

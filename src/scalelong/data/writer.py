@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scalelong.data.cache import MANIFEST
 from scalelong.data.captions import clean_captions
 from scalelong.data.images import pillow_warnings
 from scalelong.data.records import BadExampleError, Example, Options, Pixels, Reading, check_label
 from scalelong.errors import ScaleLongError
 from scalelong.progress import track
 
-MANIFEST = "manifest.json"
 FORMAT = 1  # of the prepared folder
 
 
