@@ -31,16 +31,20 @@ _HOMES = {
         "register_adapter",
         "remove",
         "save_scaling",
+        "unscaled",
     ),
     "scalelong.models": ("StackedUNet", "UViT", "build_unet"),
     "scalelong.stability.kappa": ("KappaEstimate", "estimate_kappa"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_ROOMS = ("data",)  # subpackages that are reached as attributes
 
 __all__ = sorted([*_HOME_OF, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"scalelong.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'scalelong' has no attribute {name!r}")
@@ -76,5 +80,6 @@ if TYPE_CHECKING:
     from scalelong.skips import register_adapter as register_adapter
     from scalelong.skips import remove as remove
     from scalelong.skips import save_scaling as save_scaling
+    from scalelong.skips import unscaled as unscaled
     from scalelong.stability.kappa import KappaEstimate as KappaEstimate
     from scalelong.stability.kappa import estimate_kappa as estimate_kappa

@@ -351,7 +351,7 @@ class CalibratedSkips(SkipScaling):
                 f"for {width} (shape {tuple(skip.shape)})"
             )
         pooled_dims = [d for d in range(1, skip.ndim) if d != gated]
-        pooled = skip.mean(pooled_dims)  # GAP: (B, width)
+        pooled = skip.mean(pooled_dims) if pooled_dims else skip  # GAP: (B, width); no dims would mean all of them
         zeta = self.networks(pooled, i)  # (B, width)
         kappa = torch.sigmoid(zeta)
         if self.amplitude != 1.0:

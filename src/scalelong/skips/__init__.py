@@ -1,7 +1,7 @@
 """Where κ acts: find the long skips of any network, scale them, describe, remove, save and load."""
 
 from scalelong.skips.adapters import find_sites, register_adapter
-from scalelong.skips.application import apply, parameters, remove, scaling_of
+from scalelong.skips.application import apply, parameters, remove, scaling_of, unscaled
 from scalelong.skips.description import Description, Row, describe
 from scalelong.skips.sites import Site
 from scalelong.skips.storage import load_scaling, save_scaling
@@ -19,4 +19,5 @@ __all__ = [
     "remove",
     "save_scaling",
     "scaling_of",
+    "unscaled",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import nn
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import ScaleLongError, suggestion
 from scalelong.skips.finders import KINDS
 from scalelong.skips.sites import Site
 
@@ -34,6 +34,8 @@ def find_sites(net: nn.Module, sites: Iterable[Site | str] | None = None) -> lis
         if adapter is None:
             return _by_structure(net)
         sites = adapter(net)
+    if isinstance(sites, (str, Site)) or not isinstance(sites, Iterable):
+        raise ScaleLongError(f"sites is a list, one for each long skip, not {sites!r}")
     found = [Site(site) if isinstance(site, str) else site for site in sites]
     if not found:
         raise ScaleLongError(f"no sites were given for {type(net).__name__}; list one for each long skip")
@@ -54,11 +56,19 @@ def _by_structure(net: nn.Module) -> list[Site]:
             return sites
     looked_for = "; ".join(kind.looks_for for kind in KINDS)
     raise ScaleLongError(
-        f"no long skips were understood in {_qualified(type(net))}. Looked for: {looked_for}. "
+        f"no long skips were understood in {_qualified(type(net))}. {_part_with_skips(net)}Looked for: {looked_for}. "
         "For another network list them yourself, outermost first: scalelong.apply(net, scaling, "
         "sites=[scalelong.Site('decoder.path', argument='skip'), …]), or once for all with "
         "scalelong.register_adapter(YourClass, find_skips)"
     )
+
+
+def _part_with_skips(net: nn.Module) -> str:
+    """A hint for somebody who gave what holds the network: a wrapper that adds the loss or the sampler."""
+    for path, module in net.named_modules():
+        if path and any(kind.find(module) for kind in KINDS):
+            return f"Its part {path!r} ({type(module).__name__}) is understood: apply to net.{path}. "
+    return ""
 
 
 def _check_path(net: nn.Module, path: str | None) -> None:
@@ -67,8 +77,6 @@ def _check_path(net: nn.Module, path: str | None) -> None:
     try:
         net.get_submodule(path)
     except AttributeError as error:
-        from scalelong.errors import suggestion
-
         names = [name for name, _ in net.named_modules() if name]
         raise ScaleLongError(f"{type(net).__name__} has no module {path!r}{suggestion(path, names)}") from error
 

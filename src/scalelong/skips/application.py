@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
@@ -53,34 +54,70 @@ def apply(
     root = _root(net)
     if placement not in PLACEMENTS:
         raise unknown("placement", placement, PLACEMENTS)
-    if scaling_of(root) is not None:
-        if not replace:
-            raise ScaleLongError(
-                f"{type(root).__name__} is scaled already ({_spec(root)}); remove(net) first, or apply(…, replace=True)"
-            )
-        remove(root)
-    if isinstance(spec, BlockScaling):
-        _apply_to_branches(root, spec)
-    else:
-        found = find_sites(root, sites)
-        if not isinstance(spec, NoScaling):
-            scaler = build(spec, [site.shape for site in found])
-            _warn_if_cut(spec, len(found))
-            attach(root, found, scaler, placement)
-            _register(root, scaler, found, placement)
+    former = scaling_of(root)
+    if former is not None and not replace:
+        raise ScaleLongError(
+            f"{type(root).__name__} is scaled already ({former.spec}); remove(net) first, or apply(…, replace=True)"
+        )
+    with former_scaling_on_failure(root):
+        if former is not None:
+            _take_off(root, former)
+        if isinstance(spec, BlockScaling):
+            _put_on(root, build(spec, [SkipShape(None)] * len(_branches(root, spec))))
+        else:
+            found = find_sites(root, sites)
+            if not isinstance(spec, NoScaling):
+                scaler = build(spec, [site.shape for site in found])
+                scaler.sites, scaler.placement = tuple(found), placement
+                _warn_if_cut(spec, len(found))
+                _put_on(root, scaler)
     _note_in_config(root, spec)
     return net
 
 
 def remove(net: Net) -> Net:
     """Take the scaling off: the network is bit for bit what it was. An unscaled network is left alone."""
-    root = _root(net)
+    root = _root(net, doing="remove")
     scaler = scaling_of(root)
     if scaler is not None:
-        detach(root, scaler)
-        delattr(root, NAME)
+        _take_off(root, scaler)
         _note_in_config(root, NoScaling())
     return net
+
+
+@contextmanager
+def unscaled(net: Net) -> Iterator[Net]:
+    """Take the scaling off for the length of a `with` block, then put the very same one back, LS weights and all.
+
+    For saving by a library that expects only its own weights: `with unscaled(unet): pipe.save_pretrained(folder)`.
+    """
+    root = _root(net, wrapped=True)
+    scaler = scaling_of(root)
+    if scaler is None:
+        yield net
+        return
+    _take_off(root, scaler)
+    try:
+        yield net
+    finally:
+        _put_on(root, scaler)
+
+
+@contextmanager
+def former_scaling_on_failure(root: nn.Module) -> Iterator[None]:
+    """Where the block fails, the network is scaled again as it was before."""
+    former = scaling_of(root)
+    try:
+        yield
+    except Exception:
+        now = scaling_of(root)
+        if now is not former:
+            if now is not None:
+                _take_off(root, now)
+            if former is not None:
+                _put_on(root, former)
+            _note_in_config(root, NoScaling() if former is None else former.spec)
+        raise
 
 
 def parameters(net: nn.Module) -> Iterator[nn.Parameter]:
@@ -92,6 +129,11 @@ def parameters(net: nn.Module) -> Iterator[nn.Parameter]:
 def scaling_of(net: nn.Module) -> SkipScaling | None:
     """The module that scales `net`, or None for an unscaled network."""
     scaler = getattr(net, NAME, None)
+    if isinstance(getattr(scaler, "original_module", None), SkipScaling):
+        raise ScaleLongError(
+            f"PEFT's modules_to_save made a copy of {NAME!r} that the network does not run; leave it out, and give "
+            "scalelong.parameters(net) to the optimizer beside the adapter's parameters"
+        )
     return scaler if isinstance(scaler, SkipScaling) else None
 
 
@@ -103,49 +145,76 @@ def sites_of(net: nn.Module) -> tuple[list[Site], str]:
     return find_sites(net), "join"
 
 
-def _register(root: nn.Module, scaler: SkipScaling, sites: list[Site], placement: str) -> None:
-    """The module joins the network's device, precision and mode, and remembers where it acts."""
+def _put_on(root: nn.Module, scaler: SkipScaling) -> None:
+    """Hook the scaling module in and register it: from now on it shares the network's device, precision and mode."""
+    if hasattr(root, NAME):
+        raise ScaleLongError(
+            f"{type(root).__name__} has an attribute {NAME!r} of its own, the name under which a scaling is registered"
+        )
     like = next((p for p in root.parameters() if p.is_floating_point()), None)
     if like is not None:
         scaler.to(device=like.device, dtype=like.dtype)
     scaler.train(root.training)
-    scaler.sites, scaler.placement = tuple(sites), placement
+    try:
+        if isinstance(scaler.spec, BlockScaling):
+            attach_branches(root, _branches(root, scaler.spec), scaler)
+        else:
+            attach(root, list(scaler.sites), scaler, scaler.placement)
+    except Exception:
+        detach(root, scaler)
+        raise
     root.add_module(NAME, scaler)
 
 
-def _apply_to_branches(root: nn.Module, spec: BlockScaling) -> None:
+def _take_off(root: nn.Module, scaler: SkipScaling) -> None:
+    detach(root, scaler)
+    delattr(root, NAME)
+
+
+def _branches(root: nn.Module, spec: BlockScaling) -> list[list[str]]:
     branches = find_branches(root)
     if branches is None:
         raise ScaleLongError(
             f"{spec.kind!r} scales block outputs and is for U-ViT (blocks with attn and mlp), not {type(root).__name__}"
         )
-    scaler = build(spec, [SkipShape(None)] * len(branches))
-    attach_branches(root, branches, scaler)
-    _register(root, scaler, [], "join")
+    return branches
 
 
-def _root(net: Any, wrapped: bool = False) -> nn.Module:
-    """The network itself: inside PEFT's wrapper; a refusal for wrappers that must come after scaling."""
+def _root(net: Any, wrapped: bool = False, doing: str = "apply") -> nn.Module:
+    """The network itself, inside PEFT's wrapper. Wrappers that must come after scaling are refused, or looked into."""
     if not isinstance(net, nn.Module):
         raise ScaleLongError(
             f"a network (torch.nn.Module) is scaled, not {type(net).__name__}; of a diffusers pipeline take pipe.unet"
         )
-    names = {cls.__name__ for cls in type(net).__mro__}
-    for name, what in _WRAPPERS.items():
-        if name in names:
-            if wrapped:
-                inner = getattr(net, "_orig_mod", getattr(net, "module", net))
-                return inner if inner is net else _root(inner, wrapped=True)
-            raise ScaleLongError(
-                f"the network is wrapped by {what} already; the right order is scalelong.apply(net, scaling), "
-                f"then the optimizer, then {what}"
-            )
-    if getattr(net, "_compiled_call_impl", None) is not None and not wrapped:
-        raise ScaleLongError(
-            "the network is compiled already; the right order is scalelong.apply(net, scaling), then net.compile()"
-        )
+    what = _wrapper(net)
+    if what is not None and wrapped:
+        inner = getattr(net, "_orig_mod", getattr(net, "module", net))
+        if inner is not net:
+            return _root(inner, wrapped=True)
+    elif not wrapped:
+        for path, module in net.named_modules():
+            if (what := _wrapper(module)) is not None:
+                _refuse(what, f"its part {path!r}" if path else "the network", doing)
     base: Any = getattr(net, "get_base_model", None)
-    return _root(base(), wrapped) if "PeftModel" in names and base is not None else net
+    is_peft = any(cls.__name__ == "PeftModel" for cls in type(net).__mro__)
+    return _root(base(), wrapped, doing) if is_peft and base is not None else net
+
+
+def _wrapper(module: nn.Module) -> str | None:
+    """What was put around a module that hooks no longer reach, or that has counted its parameters already."""
+    for cls in type(module).__mro__:
+        if cls.__name__ in _WRAPPERS:
+            return _WRAPPERS[cls.__name__]
+    compiled = getattr(module, "_compiled_call_impl", None) is not None
+    return "torch.compile" if compiled or hasattr(module.forward, "_torchdynamo_orig_callable") else None
+
+
+def _refuse(what: str, whole_or_part: str, doing: str) -> None:
+    if doing == "remove":
+        order = "take the scaling off the network itself, then wrap it anew"
+    else:
+        order = f"the right order is scalelong.apply(net, scaling), then the optimizer, then {what}"
+    raise ScaleLongError(f"{whole_or_part} is wrapped by {what} already; {order}")
 
 
 _WRAPPERS = {
@@ -176,9 +245,3 @@ def _note_in_config(root: nn.Module, spec: Scaling) -> None:
     register: Any = getattr(root, "register_to_config", None)
     if register is not None and config is not None and "scaling" in config:
         register(scaling=spec.to_dict())
-
-
-def _spec(root: nn.Module) -> Scaling:
-    scaler = scaling_of(root)
-    assert scaler is not None
-    return scaler.spec

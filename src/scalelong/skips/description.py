@@ -18,6 +18,10 @@ from scalelong.skips.hooks import attach, detach, split_trailing
 from scalelong.skips.sites import Site
 
 CANCELLED = 0.2  # less than this share of a change of κ behind the norm: the norm cancels κ
+LEGEND = (
+    "felt: change of the consumer's output for a change of κ_i, both relative; past norm: the skip's own part of it "
+    "behind the norm"
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Description:
         title += f", placement={self.placement!r}" if self.placement != "join" else ""
         notes = dict.fromkeys(row.note for row in self.rows if row.note)
         where = {note: [str(row.index) for row in self.rows if row.note == note] for note in notes}
-        return "\n".join([title, *table, *(f"i = {', '.join(where[note])}: {note}" for note in notes)])
+        told = [f"i = {', '.join(where[note])}: {note}" for note in notes]
+        return "\n".join([title, *table, *([LEGEND] if measured else []), *told])
 
     __repr__ = __str__
 
@@ -187,17 +192,25 @@ def _run(
 
 
 class _Capture:
-    """Keeps a module's output (of the skip's trailing channels only, at a norm)."""
+    """Keeps a module's output, the first tensor of it (at a norm: the skip's trailing channels only)."""
 
     def __init__(self, into: dict[int, Tensor], index: int, trailing: int | None = None, dim: int = 1) -> None:
         self.into, self.index, self.trailing, self.dim = into, index, trailing, dim
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        while not isinstance(output, Tensor):
-            output = output[0]
+        output = _first_tensor(output)
+        if output is None:
+            return
         if self.trailing is not None:
             output = split_trailing(output, self.trailing, self.dim)[1]
         self.into[self.index] = output.detach().double()
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return next((tensor for item in items if (tensor := _first_tensor(item)) is not None), None)
 
 
 class _CaptureKappa:

@@ -31,7 +31,7 @@ def find_uvit(net: nn.Module) -> list[Site] | None:
     inner, outer = _part(net, "in_blocks"), _part(net, "out_blocks")
     if not _lists(inner, outer) or not isinstance(_part(net, "mid_block"), nn.Module):
         return None
-    if len(inner) != len(outer) or not all(isinstance(getattr(b, "skip_linear", None), nn.Linear) for b in outer):
+    if len(inner) != len(outer) or not all(_is_linear(getattr(b, "skip_linear", None)) for b in outer):
         return None
     n, table = len(outer), _part(net, "pos_embed")
     tokens = table.shape[1] if isinstance(table, nn.Parameter) and table.ndim == 3 else None
@@ -70,9 +70,9 @@ def find_residual_tuples(net: nn.Module) -> list[Site] | None:
         joins = 0
         for r, resnet in enumerate(block.resnets):
             width_in, width_out = _channels(resnet)
-            if width_in is None or backbone is None:
+            if width_in is None or backbone is None or width_in < backbone:
                 return None
-            if width_in > backbone:  # room for a skip; K-blocks join only at their first resnet
+            if width_in > backbone:  # room for a skip; K-blocks have it at their first resnet, or nowhere
                 joins += 1
                 path = f"up_blocks.{b}.resnets.{r}"
                 norm, shortcut = _norm_and_shortcut(resnet, path)
@@ -80,12 +80,8 @@ def find_residual_tuples(net: nn.Module) -> list[Site] | None:
                     Site(path, name, item=-joins, channels=width_in - backbone, carrier=f"up_blocks.{b}",
                          norm=norm, shortcut=shortcut)
                 )  # fmt: skip
-            elif width_in < backbone:
-                return None
             backbone = width_out
-        if not joins:
-            return None
-    return _with_sources(consumed[::-1], _encoder_outputs(net))
+    return _with_sources(net, consumed[::-1])
 
 
 def find_skip_blocks(net: nn.Module) -> list[Site] | None:
@@ -93,7 +89,7 @@ def find_skip_blocks(net: nn.Module) -> list[Site] | None:
     blocks = _part(net, "blocks")
     if not _lists(blocks):
         return None
-    takes = [k for k, block in enumerate(blocks) if isinstance(getattr(block, "skip_linear", None), nn.Linear)]
+    takes = [k for k, block in enumerate(blocks) if _is_linear(getattr(block, "skip_linear", None))]
     if not takes or not all("skip" in inspect.signature(blocks[k].forward).parameters for k in takes):
         return None
     if takes != list(range(len(blocks) - len(takes), len(blocks))) or len(takes) > len(blocks) // 2:
@@ -151,8 +147,9 @@ def find_paired_ups(net: nn.Module) -> list[Site] | None:
 
 def find_upcats(net: nn.Module) -> list[Site] | None:
     """MONAI `BasicUNet`: `upcat_k(x, x_e)` for k = 1, 2, …"""
-    names = sorted((name for name, _ in net.named_children() if name.startswith("upcat_")), key=lambda n: int(n[6:]))
-    if not names or names != [f"upcat_{k}" for k in range(1, len(names) + 1)]:
+    present = [name for name, _ in net.named_children() if name.startswith("upcat_")]
+    names = [f"upcat_{k}" for k in range(1, len(present) + 1)]
+    if not present or set(present) != set(names):
         return None
     sources = ["conv_0", *(f"down_{k}" for k in range(1, len(names)))]
     if not all(_modules(_part(net, source)) for source in sources):
@@ -198,6 +195,11 @@ def _modules(*values: object) -> bool:
     return all(isinstance(value, nn.Module) for value in values)
 
 
+def _is_linear(layer: object) -> bool:
+    """`nn.Linear`, or a layer that PEFT put around one."""
+    return isinstance(getattr(layer, "base_layer", layer), nn.Linear)
+
+
 def _tuple_argument(block: nn.Module) -> str | None:
     names = inspect.signature(block.forward).parameters
     return next((name for name in ("res_hidden_states_tuple", "res_hidden_states_list") if name in names), None)
@@ -212,7 +214,10 @@ def _channels(module: nn.Module) -> tuple[int | None, int | None]:
     for name_in in ("in_channels", "channels"):
         width_in, width_out = getattr(module, name_in, None), getattr(module, "out_channels", None)
         if isinstance(width_in, int) and isinstance(width_out, int):
-            return width_in, width_out
+            last = getattr(
+                getattr(module, "conv2", None), "out_channels", None
+            )  # K-blocks: another width than they say
+            return width_in, last if isinstance(last, int) else width_out
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     maps = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -243,20 +248,18 @@ def _norm_and_shortcut(block: nn.Module, path: str) -> tuple[str | None, str | N
     return None, None
 
 
-def _encoder_outputs(net: nn.Module) -> list[tuple[str, int | None]]:
-    """Where the skips of a diffusers-like encoder come from, outermost first, with their widths."""
+def _with_sources(net: nn.Module, sites: list[Site]) -> list[Site]:
+    """Name where the skips come from, if what the encoder gives and what the decoder takes agree in widths."""
+    downs, widths = _part(net, "down_blocks"), [site.channels for site in sites]
     conv_in = _part(net, "conv_in")
-    outputs = [("conv_in", _channels(conv_in)[1])] if isinstance(conv_in, nn.Module) else []
-    for b, block in enumerate(_part(net, "down_blocks")):
-        outputs += [(f"down_blocks.{b}.resnets.{r}", _channels(m)[1]) for r, m in enumerate(block.resnets)]
+    each = [("conv_in", _channels(conv_in)[1])] if isinstance(conv_in, nn.Module) else []
+    for b, block in enumerate(downs):  # every resnet, and the downsampling
+        each += [(f"down_blocks.{b}.resnets.{r}", _channels(m)[1]) for r, m in enumerate(block.resnets)]
         for name in ("downsamplers", "downsampler"):
             if getattr(block, name, None) is not None:
-                outputs.append((f"down_blocks.{b}.{name}", outputs[-1][1]))
-    return outputs
-
-
-def _with_sources(sites: list[Site], outputs: list[tuple[str, int | None]]) -> list[Site]:
-    """Name the sources where the encoder's count and widths agree with the decoder's."""
-    if [width for _, width in outputs] == [site.channels for site in sites]:
-        return [replace(site, source=source) for site, (source, _) in zip(sites, outputs, strict=True)]
+                each.append((f"down_blocks.{b}.{name}", each[-1][1]))
+    blocks = [(f"down_blocks.{b}", _channels(m.resnets[-1])[1]) for b, m in enumerate(downs)]  # one a block
+    for outputs in (each, blocks[: len(sites)]):
+        if [width for _, width in outputs] == widths:
+            return [replace(site, source=source) for site, (source, _) in zip(sites, outputs, strict=True)]
     return sites

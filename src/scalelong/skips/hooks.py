@@ -54,13 +54,25 @@ class ArgumentHook(SkipHook):
     def _scaled(self, value: Any) -> Any:
         if self.parts[0].item is None:
             return self._scaled_part(value, self.parts[0])
+        if not isinstance(value, (tuple, list)):
+            raise ScaleLongError(
+                f"argument {self.name or self.position!r}, which brings long skip {self.parts[0].index} in a tuple or "
+                f"list, is a {type(value).__name__}"
+            )
         items = list(value)
         for part in self.parts:
             assert part.item is not None
+            if not -len(items) <= part.item < len(items):
+                raise ScaleLongError(
+                    f"argument {self.name or self.position!r} has {len(items)} items, none of which is item {part.item}, "
+                    f"long skip {part.index}"
+                )
             items[part.item] = self._scaled_part(items[part.item], part)
-        return type(value)(items)
+        return tuple(items) if isinstance(value, tuple) else items
 
     def _scaled_part(self, x: Tensor, part: Part) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise ScaleLongError(f"long skip {part.index} is a tensor, but a {type(x).__name__} arrived")
         if part.trailing is None:
             return scale(x, self.scaler(x, part.index))
         backbone, skip = split_trailing(x, part.trailing, part.dim)
@@ -98,6 +110,8 @@ class BranchHook(SkipHook):
 
 def split_trailing(x: Tensor, channels: int, dim: int) -> tuple[Tensor, Tensor]:
     """The backbone's and the skip's channels of a concatenation."""
+    if x.shape[dim] <= channels:
+        raise ScaleLongError(f"a concatenation of {x.shape[dim]} channels cannot end with a skip of {channels}")
     backbone, skip = x.split([x.shape[dim] - channels, channels], dim=dim)
     return backbone, skip
 

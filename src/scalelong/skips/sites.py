@@ -39,6 +39,15 @@ class Site:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
             raise ScaleLongError(f"a site's path is the dotted name of a module, not {self.path!r}")
+        for name, (allowed, what) in _FIELDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, allowed) or (isinstance(value, bool) and name != "trailing"):
+                raise ScaleLongError(f"site {self.path!r}: {name} is {what}, not {value!r}")
+        for name in ("channels", "tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ScaleLongError(f"site {self.path!r}: {name} is a whole number from 1 up, not {value}")
+        if isinstance(self.argument, int) and self.argument < 0:
+            raise ScaleLongError(f"site {self.path!r}: argument counts from 0, not {self.argument}")
         if (self.trailing or self.norm is not None) and not self.channels:
             raise ScaleLongError(f"site {self.path!r}: the number of the skip's channels is needed (channels=…)")
 
@@ -50,3 +59,18 @@ class Site:
     def called(self) -> str:
         """The module whose call brings the skip."""
         return self.carrier or self.path
+
+
+_OPTIONAL_INT, _OPTIONAL_PATH = ((int, type(None)), "a whole number"), ((str, type(None)), "a module's dotted name")
+_FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "argument": ((int, str), "the name or the position of an argument"),
+    "item": _OPTIONAL_INT,
+    "channels": _OPTIONAL_INT,
+    "trailing": ((bool,), "true or false"),
+    "dim": ((int,), "a whole number"),
+    "tokens": _OPTIONAL_INT,
+    "carrier": _OPTIONAL_PATH,
+    "source": _OPTIONAL_PATH,
+    "norm": _OPTIONAL_PATH,
+    "shortcut": _OPTIONAL_PATH,
+}

@@ -16,7 +16,7 @@ from scalelong.errors import ScaleLongError
 from scalelong.files import atomic_file, write_text
 from scalelong.scaling import BlockScaling, NoScaling, Scaling
 from scalelong.skips.adapters import find_sites
-from scalelong.skips.application import _root, apply, remove, scaling_of
+from scalelong.skips.application import _root, apply, former_scaling_on_failure, remove, scaling_of
 from scalelong.skips.sites import Site
 
 JSON, WEIGHTS, FORMAT = "scaling.json", "scaling.safetensors", 1
@@ -24,16 +24,21 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 def save_scaling(net: nn.Module, folder: Path | str) -> Path:
-    """Write `scaling.json` (and `scaling.safetensors` where the scaling learns) into `folder`; returns it."""
+    """Write `scaling.json` (and `scaling.safetensors` where the scaling learns) into `folder`; returns it.
+
+    The network itself is saved as always; `with unscaled(net):` keeps LS's weights out of its own file.
+    """
     root, folder = _root(net, wrapped=True), Path(folder)
     scaler = scaling_of(root)
+    sites = list(getattr(scaler, "sites", ()))
     state = {} if scaler is None else {k: v.detach().cpu().contiguous() for k, v in scaler.state_dict().items()}
     record = {
         "format": FORMAT,
         "network": f"{type(root).__module__}.{type(root).__qualname__}",
         "scaling": (NoScaling() if scaler is None else scaler.spec).to_dict(),
         "placement": getattr(scaler, "placement", "join"),
-        "sites": [asdict(site) for site in getattr(scaler, "sites", ())],
+        "sites": [asdict(site) for site in sites],
+        "own_sites": bool(sites) and sites != _found(root),
         "weights": sorted(state),
     }
     if state:
@@ -47,23 +52,19 @@ def save_scaling(net: nn.Module, folder: Path | str) -> Path:
 
 def load_scaling(net: Net, folder: Path | str) -> Net:
     """Scale `net` as the network that `folder` was saved from; says what differs where it does not fit."""
-    root, folder = _root(net), Path(folder)
-    record = _read(folder / JSON)
+    root, path = _root(net), Path(folder) / JSON
+    record = _read(path)
     spec = Scaling.from_dict(record["scaling"])
+    sites = [_site(values, path) for values in record["sites"]]
     if isinstance(spec, NoScaling):
         return remove(net)
-    if isinstance(spec, BlockScaling):
-        apply(root, spec, replace=True)
-    else:
-        sites = [_site(values, folder / JSON) for values in record["sites"]]
-        _check_fit(root, sites, folder)
-        apply(root, spec, sites=sites, placement=record["placement"], replace=True)
-    if record["weights"]:
-        try:
-            _load_weights(root, folder / WEIGHTS)
-        except ScaleLongError:
-            remove(root)
-            raise
+    with former_scaling_on_failure(root):
+        if isinstance(spec, BlockScaling):
+            apply(root, spec, replace=True)
+        else:
+            _check_fit(root, sites, record, path)
+            apply(root, spec, sites=sites, placement=record["placement"], replace=True)
+        _load_weights(root, path.with_name(WEIGHTS), record["weights"])
     return net
 
 
@@ -72,9 +73,17 @@ def _read(path: Path) -> dict[str, Any]:
         raise ScaleLongError(f"{path.parent} holds no {JSON}; save_scaling(net, folder) writes it")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ScaleLongError(f"{path} is not JSON: {error}") from error
-    expected = {"format": int, "scaling": dict, "placement": str, "sites": list, "weights": list}
+    expected = {
+        "format": int,
+        "network": str,
+        "scaling": dict,
+        "placement": str,
+        "sites": list,
+        "own_sites": bool,
+        "weights": list,
+    }
     for key, kind in expected.items():
         if not isinstance(record, dict) or not isinstance(record.get(key), kind):
             raise ScaleLongError(f"{path} is not a scaling: {key!r} is missing or not a {kind.__name__}")
@@ -90,41 +99,57 @@ def _site(values: Any, path: Path) -> Site:
     return Site(**values)
 
 
-def _check_fit(root: nn.Module, sites: list[Site], folder: Path) -> None:
-    """Compare with what the network has where it is known; sites given by hand are checked by their paths."""
+def _found(root: nn.Module) -> list[Site] | None:
+    """The sites that the network's structure or adapter shows, None where it is not known."""
     try:
-        present = find_sites(root)
+        return find_sites(root)
     except ScaleLongError:
-        return
-    saved_places, present_places = [s.path for s in sites], [s.path for s in present]
-    if set(saved_places) & set(present_places) or len(sites) != len(present):
-        differences = []
-        if len(sites) != len(present):
-            differences.append(f"{len(sites)} long skips there, {len(present)} in {type(root).__name__}")
-        for i, (there, here) in enumerate(zip(sites, present, strict=False), start=1):
-            if there.path != here.path:
-                differences.append(f"skip {i} ends at {there.path} there, at {here.path} here")
-            elif (there.channels, there.tokens) != (here.channels, here.tokens):
-                differences.append(
-                    f"skip {i} has {there.channels} channels, {there.tokens} tokens there; "
-                    f"{here.channels} and {here.tokens} here"
-                )
-        if differences:
-            raise ScaleLongError(f"the scaling in {folder} is of a different network: {'; '.join(differences[:4])}")
+        return None
 
 
-def _load_weights(root: nn.Module, path: Path) -> None:
+def _check_fit(root: nn.Module, sites: list[Site], record: dict[str, Any], path: Path) -> None:
+    """Compare the saved sites with what this network has, and say what differs."""
+    here = {site.path: site for site in _found(root) or ()}
+    modules = {name for name, _ in root.named_modules()}
+    differences = []
+    if not record["own_sites"] and len(sites) != len(here):
+        differences.append(f"{len(sites)} long skips there, {len(here)} here")
+    for i, there in enumerate(sites, start=1):
+        if there.path not in modules:
+            differences.append(f"skip {i} ends at {there.path}, which is not here")
+        elif there.path not in here:
+            if not record["own_sites"]:
+                differences.append(f"skip {i} ends at {there.path}, where no skip ends here")
+        elif (there.channels, there.tokens) != (here[there.path].channels, here[there.path].tokens):
+            differences.append(f"skip {i} ({there.path}) has {_width(there)} there, {_width(here[there.path])} here")
+    if differences:
+        raise ScaleLongError(
+            f"the scaling in {path.parent} is of a different network ({record['network']}) than this "
+            f"{type(root).__name__}: {'; '.join(differences[:4])}{'; …' if len(differences) > 4 else ''}"
+        )
+
+
+def _width(site: Site) -> str:
+    tokens = f" and {site.tokens} tokens" if site.tokens is not None else ""
+    return f"{site.channels} channels{tokens}"
+
+
+def _load_weights(root: nn.Module, path: Path, names: list[str]) -> None:
     scaler = scaling_of(root)
     assert scaler is not None
+    expected = scaler.state_dict()
+    if not expected and not names:
+        return
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ScaleLongError(f"{path} cannot be read: {error}") from error
-    expected = scaler.state_dict()
     missing, extra = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
     wrong = [k for k in sorted(set(expected) & set(state)) if expected[k].shape != state[k].shape]
     if missing or extra or wrong:
-        raise ScaleLongError(f"{path} does not fit: missing {missing}, unexpected {extra}, other shapes {wrong}")
+        parts = {"missing": missing, "unexpected": extra, "of another shape": wrong}
+        told = "; ".join(f"{what}: {', '.join(keys[:4])}" for what, keys in parts.items() if keys)
+        raise ScaleLongError(f"the weights in {path} do not fit the scaling: {told}")
     with torch.no_grad():
         for name, value in expected.items():
             value.copy_(state[name])
