@@ -38,6 +38,7 @@ class Stream(IntEnum):
     SAMPLE = 7  # a sampler's x_T (step 0) and its k-th noise (step k + 1)
     PROBE_TIME = 8  # the fixed probe batch
     PROBE_NOISE = 9
+    LATENT = 10  # where in an autoencoder's posterior a latent is taken
 
 
 def uniform(seed: int, stream: int, step: int, first: int, count: int, shape: int | Sequence[int] = ()) -> Tensor:

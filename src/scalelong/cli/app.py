@@ -6,7 +6,13 @@ from typing import Annotated
 
 import typer
 
+from scalelong.cli import data
 from scalelong.cli.doctor import doctor
+from scalelong.cli.kappa import kappa
+from scalelong.cli.presets import presets
+from scalelong.cli.sample import sample
+from scalelong.cli.theory import theory
+from scalelong.cli.train import train
 from scalelong.version import __version__
 
 app = typer.Typer(
@@ -36,4 +42,10 @@ def _scalelong(
     pass
 
 
+app.command()(train)
+app.command()(sample)
+app.command()(presets)
 app.command()(doctor)
+app.command()(kappa)
+app.command()(theory)
+app.add_typer(data.app, name="data")

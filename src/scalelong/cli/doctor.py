@@ -54,7 +54,7 @@ def doctor(
 
     parts = [Part(name, _version_of(name), extra, gives) for name, extra, gives in PARTS]
     devices = _devices()
-    system = {
+    system: dict[str, object] = {
         "scalelong": _version_of("scalelong"),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -62,9 +62,7 @@ def doctor(
         "compile": _can_compile(),
     }
     if json:
-        typer.echo(
-            json_module.dumps({"system": system, "devices": devices, "parts": [asdict(p) for p in parts]})
-        )
+        typer.echo(json_module.dumps({"system": system, "devices": devices, "parts": [asdict(p) for p in parts]}))
         return
     _print_tables(system, devices, parts)
 

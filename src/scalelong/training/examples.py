@@ -1,0 +1,191 @@
+"""The examples of a step, as a function of (config, step, position): no stream, no state, nothing to resume."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalelong import counter
+from scalelong.counter import Stream
+from scalelong.diffusion import Process, get_process
+from scalelong.errors import ScaleLongError
+from scalelong.training.config import Config
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the network must fit: the images (or latents), the label table, the text tokens."""
+
+    channels: int
+    size: int
+    label_rows: int | None = None  # the null label included where conditions are dropped
+    text_tokens: int | None = None
+    text_width: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a trained network needs to be sampled from, kept in config.json."""
+
+    shapes: Shapes
+    class_names: tuple[str, ...] | None = None
+
+    @property
+    def null_y(self) -> int | None:
+        """The label that stands for "any class": the row behind the last class, where it was trained."""
+        rows, names = self.shapes.label_rows, self.class_names
+        return len(names) if rows and names and rows > len(names) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"shapes": asdict(self.shapes), "class_names": list(self.class_names) if self.class_names else None}
+
+    @staticmethod
+    def from_dict(record: dict[str, Any]) -> Facts:
+        try:
+            names = record.get("class_names")
+            return Facts(Shapes(**record["shapes"]), tuple(names) if names else None)
+        except (KeyError, TypeError) as error:
+            raise ScaleLongError(f"the run's config.json lacks what a network needs: {error}") from error
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A part of a step's batch, on the CPU."""
+
+    x_0: Tensor  # (B, C, H, W)
+    t: Tensor  # (B,), the process's own time
+    eps: Tensor  # (B, C, H, W)
+    y: Tensor | None = None  # (B,)
+    context: Tensor | None = None  # (B, L, D)
+    drop: Tensor | None = None  # (B,) bool
+
+    def to(self, device: torch.device) -> Batch:
+        moved = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+        return Batch(**moved)
+
+    def part(self, start: int, count: int) -> Batch:
+        sliced = {k: v[start : start + count] if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+        return Batch(**sliced)
+
+    def conditions(self) -> dict[str, Any]:
+        return {"y": self.y, "context": self.context, "drop": self.drop}
+
+
+class Examples:
+    """Images with their conditions, of one split."""
+
+    def __init__(self, config: Config, split: str) -> None:
+        from scalelong import data as sources
+
+        d = config.data
+        self.config = config
+        self.process: Process = get_process(config.diffusion.process)
+        self.images = sources.load(d.name, split=split, image_size=d.image_size, skip_bad=d.skip_bad)
+        self.source: Any = self.images
+        if d.vae is not None:
+            self.source = sources.encode_latents(self.images, vae=d.vae, scale=d.latent_scale, mirror=d.flip)
+        self.tokens: Any = None
+        if d.text is not None:
+            if self.images.captions is None:
+                raise ScaleLongError(f"{d.name} has no captions; data.text needs them")
+            self.tokens = sources.encode_text(self.images, encoder=d.text, max_length=d.text_tokens)
+        if d.classes and self.images.labels is None:
+            raise ScaleLongError(f"{d.name} has no classes; data.classes needs them")
+        if len(self.images) < 1:
+            raise ScaleLongError(f"{d.name} ({split}) has no images")
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def num_classes(self) -> int | None:
+        return self.images.num_classes if self.config.data.classes else None
+
+    @property
+    def null_y(self) -> int | None:
+        return self.facts().null_y
+
+    def facts(self) -> Facts:
+        return Facts(self.shapes, self.images.class_names if self.config.data.classes else None)
+
+    @property
+    def null_context(self) -> Tensor | None:
+        return None if self.tokens is None else torch.as_tensor(self.tokens.empty)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        example = self.source.batch(torch.zeros(1, dtype=torch.int64))
+        rows = self.num_classes
+        if rows and self.config.diffusion.drop > 0:
+            rows += 1
+        tokens, width = (None, None) if self.tokens is None else tuple(self.tokens.empty.shape)
+        return Shapes(
+            channels=example.shape[1], size=example.shape[2], label_rows=rows, text_tokens=tokens, text_width=width
+        )
+
+    def batch(self, step: int, first: int, count: int) -> Batch:
+        """Positions first … first + count − 1 of step `step`'s batch (steps from 1), whoever asks for them."""
+        seed, size = self.config.seed, self.config.train.batch_size
+        indices = self._order((step - 1) * size + first, count)
+        flip = None
+        if self.config.data.flip:
+            flip = counter.uniform(seed, Stream.FLIP, step, first, count) < 0.5
+        t = self.process.times(counter.uniform(seed, Stream.TIME, step, first, count))
+        drop = None
+        if self.config.diffusion.drop > 0 and (self.num_classes or self.tokens is not None):
+            drop = counter.uniform(seed, Stream.DROP, step, first, count) < self.config.diffusion.drop
+        x_0 = self._images(indices, flip, (seed, Stream.LATENT, step, first))
+        pick = counter.integers(seed, Stream.CAPTION, step, first, count, 2**31) if self.tokens is not None else None
+        return self._batch(indices, x_0, t, (seed, Stream.NOISE, step, first), pick, drop)
+
+    def probe(self, n: int) -> Batch:
+        """A fixed batch: the split's first images, times spread evenly in a fixed order, noise of its own."""
+        n = min(n, len(self))
+        u = (counter.permutation(0, Stream.PROBE_TIME, 0, n) + 0.5) / n
+        indices = torch.arange(n)
+        x_0 = self._images(indices, None, None)
+        return self._batch(indices, x_0, self.process.times(u.float()), (0, Stream.PROBE_NOISE, 0, 0), None, None)
+
+    def _images(self, indices: Tensor, flip: Tensor | None, posterior: tuple[int, int, int, int] | None) -> Tensor:
+        """Images, or latents: a draw from the autoencoder's posterior where a key is given, else its mean."""
+        if self.source is self.images or posterior is None:
+            return self.source.batch(indices, flip)
+        noise = counter.normal(*posterior, len(indices), self.source.batch(indices[:1]).shape[1:])
+        return self.source.batch(indices, flip, noise)
+
+    def _batch(
+        self,
+        indices: Tensor,
+        x_0: Tensor,
+        t: Tensor,
+        noise: tuple[int, int, int, int],
+        pick: Tensor | None,
+        drop: Tensor | None,
+    ) -> Batch:
+        return Batch(
+            x_0=x_0,
+            t=t,
+            eps=counter.normal(*noise, len(indices), x_0.shape[1:]),
+            y=self.images.label_batch(indices) if self.num_classes else None,
+            context=None if self.tokens is None else self.tokens.batch(indices, pick),
+            drop=drop,
+        )
+
+    def _order(self, start: int, count: int) -> Tensor:
+        """Examples start … of the endless sequence of shuffled epochs."""
+        n, parts = len(self), []
+        while count > 0:
+            epoch, offset = divmod(start, n)
+            part = _shuffled(self.config.seed, epoch, n)[offset : offset + count]
+            parts.append(part)
+            start, count = start + len(part), count - len(part)
+        return torch.cat(parts)
+
+
+@lru_cache(maxsize=2)
+def _shuffled(seed: int, epoch: int, n: int) -> Tensor:
+    return counter.permutation(seed, Stream.ORDER, epoch, n)

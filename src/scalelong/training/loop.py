@@ -1,0 +1,222 @@
+"""Train a config in a run folder. The same call again goes on where it stopped; a finished run returns at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from scalelong.errors import ScaleLongError
+from scalelong.training import checkpoint
+from scalelong.training.config import Config, differences
+from scalelong.training.display import Display
+from scalelong.training.examples import Examples
+from scalelong.training.run import JsonLines, Run
+from scalelong.training.trainer import Outcome, Trainer
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    run: Run
+    step: int
+    finished: bool
+    signal: int | None = None  # the signal that ended it early
+
+
+def train(config: Config, out: Path | str, *, quiet: bool = False) -> Result:
+    """Train `config` in the folder `out`, or go on with the run that is there."""
+    run = Run(out)
+    examples = Examples(config, config.data.split)
+    trainer = Trainer(config, examples)
+    main = trainer.accelerator.is_main_process
+    with run.locked() if main else nullcontext():
+        notes = _resume(trainer, run, config)
+        start = trainer.progress.step
+        with Display(run.name, config.train.steps, start, config.train.batch_size, quiet=quiet or not main) as display:
+            for note in notes:
+                display.say(note)
+            if start >= config.train.steps:
+                display.say(f"{run.folder} is finished: {start} of {config.train.steps} steps")
+                return Result(run, start, finished=True)
+            if start:
+                display.say(f"{run.folder}: going on after step {start}")
+            ended = _loop(trainer, run, display)
+    trainer.accelerator.end_training()
+    return Result(run, trainer.progress.step, finished=ended is None, signal=ended)
+
+
+def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:
+    """Steps until the end or a signal, which is returned."""
+    config, main = trainer.config, trainer.accelerator.is_main_process
+    log = JsonLines(run.metrics)
+    observers = _Observers(trainer, run, display)
+    with _signals() as received:
+        try:
+            while trainer.progress.step < config.train.steps:
+                outcome = trainer.step()
+                step, last = trainer.progress.step, trainer.progress.step == config.train.steps
+                display.step(step, outcome)
+                entry = _entry(trainer, outcome) if _due(step, config.train.log_every, last) else {}
+                entry |= observers.look(step, last)
+                if entry and main:
+                    log.write({"step": step, **entry})
+                    if config.tracker:
+                        trainer.accelerator.log(
+                            {k: v for k, v in entry.items() if isinstance(v, (int, float))}, step=step
+                        )
+                stopped = _agreed_signal(trainer, received)
+                if _due(step, config.checkpoint.every, last) or stopped is not None:
+                    _save(trainer, run)
+                if stopped is not None and not last:
+                    name = signal.Signals(stopped).name
+                    display.say(f"{name}: checkpoint written after step {step}; the same command goes on from there")
+                    return stopped
+        finally:
+            log.close()
+            observers.close()
+    return None
+
+
+def _entry(trainer: Trainer, outcome: Outcome) -> dict[str, Any]:
+    p = trainer.progress
+    entry: dict[str, Any] = {"loss": outcome.loss, "lr": outcome.lr, "grad_norm": outcome.grad_norm}
+    entry |= {"images": p.images, "seconds": round(p.seconds, 3)}
+    return {**entry, "skipped": True} if outcome.skipped else entry
+
+
+class _Observers:
+    """Validation, sample grids and what else looks at a run on the way. None of them changes a loss."""
+
+    def __init__(self, trainer: Trainer, run: Run, display: Display) -> None:
+        self.trainer, self.run, self.display = trainer, run, display
+        config = trainer.config
+        self.held_out = _validation(config) if trainer.accelerator.is_main_process else None
+
+    def look(self, step: int, last: bool) -> dict[str, Any]:
+        """What was seen after `step`, for the log."""
+        config, seen = self.trainer.config, dict[str, Any]()
+        if not self.trainer.accelerator.is_main_process:
+            return seen
+        if self.held_out is not None and _due(step, config.validate.every, last):
+            seen["val_loss"] = self.trainer.validation_loss(self.held_out, config.validate.n)
+            seen["val_loss_ema"] = self.trainer.validation_loss(self.held_out, config.validate.n, self.trainer.ema.net)
+        if config.sample.n and _due(step, config.sample.every, last):
+            self._sample(step)
+        return seen
+
+    def close(self) -> None:
+        pass
+
+    def _sample(self, step: int) -> None:
+        from scalelong.data.grid import save_grid
+        from scalelong.training.generate import Request, generate
+
+        trainer, s = self.trainer, self.trainer.config.sample
+        request = Request(n=s.n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)
+        images = np.concatenate(list(generate(trainer.ema.net, trainer.config, trainer.examples.facts(), request)))
+        save_grid(images, self.run.samples / f"step-{step:08d}.png")
+
+
+def _validation(config: Config) -> Examples | None:
+    """The held-out split, where the data has one."""
+    try:
+        return Examples(config, config.data.validation)
+    except ScaleLongError as error:
+        if config.validate.every:
+            print(f"no validation: {error}", file=sys.stderr)
+        return None
+
+
+def _resume(trainer: Trainer, run: Run, config: Config) -> list[str]:
+    """Take up the newest whole checkpoint, after making sure that it is the same run."""
+    facts = _facts(trainer)
+    main, notes = trainer.accelerator.is_main_process, list[str]()
+    record = run.record()
+    if record is not None:
+        changed = differences(Config.from_dict(record["config"]), config)
+        if record.get("data", {}).get("fingerprint") != facts["data"]["fingerprint"]:
+            changed.append("the data itself (its fingerprint differs)")
+        if changed:
+            raise ScaleLongError(
+                f"{run.folder} was started with other settings: {'; '.join(changed)}. "
+                "Give the same ones, or another --out"
+            )
+        state, notes = checkpoint.newest(run.checkpoints)
+        if state is not None:
+            trainer.restore(state)
+    if main:
+        for path in (run.metrics, run.stability):
+            JsonLines(path).keep_until(trainer.progress.step)
+        run.write_record({"config": config.to_dict(), **facts})
+    trainer.accelerator.wait_for_everyone()
+    return notes
+
+
+def _facts(trainer: Trainer) -> dict[str, Any]:
+    """What config.json says beside the config: versions, data, sizes."""
+    packages = ("scalelong", "torch", "diffusers", "accelerate", "safetensors", "numpy")
+    images = trainer.examples.images
+    return {
+        **trainer.examples.facts().to_dict(),
+        "data": {"name": images.name, "split": images.split, "n": len(images), "fingerprint": images.fingerprint},
+        "parameters": sum(p.numel() for p in trainer.net.parameters()),
+        "device": str(trainer.accelerator.device),
+        "processes": trainer.accelerator.num_processes,
+        "versions": {"python": sys.version.split()[0], **{p: metadata.version(p) for p in packages}},
+        "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _save(trainer: Trainer, run: Run) -> None:
+    if trainer.accelerator.is_main_process:
+        checkpoint.save(run.checkpoints, trainer.state(), trainer.config.checkpoint.keep)
+        run.save_model(trainer.ema.net, trainer.progress.step)
+    trainer.accelerator.wait_for_everyone()
+
+
+def _due(step: int, every: int, last: bool) -> bool:
+    return last or (every > 0 and step % every == 0)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM are noted and acted on after the step; a second SIGINT ends at once."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            before[number] = signal.signal(number, note)
+        except ValueError:  # not the main thread: somebody else handles signals
+            break
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _agreed_signal(trainer: Trainer, received: list[int]) -> int | None:
+    """The signal that any process got, so that all stop after the same step."""
+    number = received[0] if received else 0
+    if trainer.accelerator.num_processes > 1:
+        noted = torch.tensor([number], device=trainer.accelerator.device)
+        number = int(trainer.accelerator.gather(noted).max().item())
+    return number or None

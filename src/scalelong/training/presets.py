@@ -1,0 +1,215 @@
+"""Presets: every row of the paper's table at its full size, and small ones that a CPU trains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from scalelong.errors import unknown
+from scalelong.training.config import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    DiffusionConfig,
+    EmaConfig,
+    EvaluateConfig,
+    ModelConfig,
+    SampleConfig,
+    TrainConfig,
+    ValidateConfig,
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named config and what it is for."""
+
+    config: Config
+    summary: str
+    size: str  # "cpu" or "paper"
+
+
+def preset(name: str) -> Config:
+    """The config of a preset."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name].config
+
+
+def small_std(width: int) -> float:
+    """The initial standard deviation that gives a narrow U-ViT the signal scale of a 512-wide one."""
+    return 0.02 * math.sqrt(512 / width)
+
+
+def _small(name: str, *, width: int, depth: int, heads: int, patch: int, data: DataConfig, **sections: Any) -> Config:
+    model = ModelConfig(
+        patch_size=patch, embed_dim=width, depth=depth, num_heads=heads, init_std=small_std(width), mlp_time_embed=True
+    )
+    return Config(preset=name, data=data, model=model, **sections)
+
+
+def _paper(name: str, *, kappa: float, data: DataConfig, model: ModelConfig, train: TrainConfig, **rest: Any) -> Config:
+    defaults: dict[str, Any] = {
+        "ema": EmaConfig(0.9999),
+        "checkpoint": CheckpointConfig(every=10_000, keep=2),
+        "validate": ValidateConfig(every=10_000, n=2048),
+        "sample": SampleConfig(every=10_000, n=64),
+        "evaluate": EvaluateConfig(every=0, n=10_000),
+    }
+    return Config(preset=name, kappa=kappa, data=data, model=model, train=train, **{**defaults, **rest})
+
+
+_CIFAR = TrainConfig(
+    steps=500_000, batch_size=128, lr=2e-4, betas=(0.99, 0.999), weight_decay=0.03, warmup=2500, clip=None,
+    precision="fp16", log_every=100,
+)  # fmt: skip
+_CELEBA = TrainConfig(
+    steps=500_000, batch_size=128, lr=2e-4, betas=(0.99, 0.99), weight_decay=0.03, warmup=4000, clip=None,
+    precision="fp16", log_every=100,
+)  # fmt: skip
+_IMAGENET = TrainConfig(
+    steps=300_000, batch_size=1024, lr=3e-4, betas=(0.99, 0.99), weight_decay=0.03, warmup=5000, clip=None,
+    precision="fp16", log_every=100,
+)  # fmt: skip
+_COCO = TrainConfig(
+    steps=1_000_000, batch_size=256, lr=2e-4, betas=(0.9, 0.9), weight_decay=0.03, warmup=5000, clip=None,
+    precision="fp16", log_every=100,
+)  # fmt: skip
+_LATENTS = DataConfig(
+    name="coco", text="openai/clip-vit-large-patch14", text_tokens=77, vae="stabilityai/sd-vae-ft-mse",
+    latent_scale=0.2301, flip=False,
+)  # fmt: skip
+_TEXT: dict[str, Any] = {"diffusion": DiffusionConfig(process="sd", drop=0.1), "sample": SampleConfig(
+    every=10_000, n=64, sampler="dpm-solver++", steps=50, guidance=2.0)}  # fmt: skip
+_TINY: dict[str, Any] = {"ema": EmaConfig(0.999), "checkpoint": CheckpointConfig(every=1000, keep=2),
+         "validate": ValidateConfig(every=500, n=512)}  # fmt: skip
+
+_LIST = [
+    # ------------------------------------------------------------------------------------------- for a CPU
+    Preset(
+        _small(
+            "digits", width=64, depth=12, heads=4, patch=2, data=DataConfig("digits"),
+            kappa=0.7,
+            train=TrainConfig(steps=2000, batch_size=64, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=100),
+            ema=EmaConfig(0.995), checkpoint=CheckpointConfig(every=500), validate=ValidateConfig(every=100, n=300),
+            sample=SampleConfig(every=500, n=64),
+        ),
+        "8×8 digits, embedded: the default, two minutes on a laptop", "cpu",
+    ),
+    Preset(
+        _small(
+            "digits-class", width=64, depth=12, heads=4, patch=2, data=DataConfig("digits", classes=True), kappa=0.7,
+            diffusion=DiffusionConfig("vp", drop=0.1),
+            train=TrainConfig(steps=2000, batch_size=64, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=100),
+            ema=EmaConfig(0.995), checkpoint=CheckpointConfig(every=500), validate=ValidateConfig(every=100, n=300),
+            sample=SampleConfig(every=500, n=60, guidance=2.0),
+        ),
+        "digits by class, with classifier-free guidance", "cpu",
+    ),
+    Preset(
+        _small(
+            "fashion-tiny", width=96, depth=12, heads=4, patch=4,
+            data=DataConfig("fashion-mnist", validation="test", flip=True), kappa=0.7,
+            train=TrainConfig(steps=10_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=500),
+            sample=SampleConfig(every=1000, n=64), **_TINY,
+        ),
+        "Fashion-MNIST 28×28", "cpu",
+    ),
+    Preset(
+        _small(
+            "cifar10-tiny", width=128, depth=12, heads=4, patch=4,
+            data=DataConfig("cifar10", validation="test", flip=True), kappa=0.7,
+            train=TrainConfig(steps=20_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=500),
+            sample=SampleConfig(every=2000, n=64), **_TINY,
+        ),
+        "real CIFAR-10 with a U-ViT that 2 cores can train", "cpu",
+    ),
+    Preset(
+        Config(
+            preset="cifar10-tiny-unet", kappa=0.8, data=DataConfig("cifar10", validation="test", flip=True),
+            model=ModelConfig(kind="unet", unet="cifar10", channels=(32, 64, 64, 64), layers=2),
+            train=TrainConfig(steps=20_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=500),
+            sample=SampleConfig(every=2000, n=64), **_TINY,
+        ),
+        "real CIFAR-10 with a small diffusers U-Net", "cpu",
+    ),
+    Preset(
+        _small(
+            "emoji-tiny", width=128, depth=12, heads=4, patch=4,
+            data=DataConfig("emoji", text="minilm", text_tokens=16), kappa=0.8,
+            diffusion=DiffusionConfig("vp", drop=0.1),
+            train=TrainConfig(steps=10_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=500),
+            sample=SampleConfig(every=1000, n=16, guidance=3.0), **_TINY,
+        ),
+        "text to image: emoji from their names, by MiniLM", "cpu",
+    ),
+    # --------------------------------------------------------------------------------- the paper, for GPUs
+    Preset(
+        _paper(
+            "cifar10-uvit-s", kappa=0.5, train=_CIFAR, data=DataConfig("cifar10", validation="test", flip=True),
+            model=ModelConfig(patch_size=2, embed_dim=512, depth=12, num_heads=8),
+            sample=SampleConfig(every=10_000, n=64, sampler="euler-maruyama", steps=1000),
+        ),
+        "U-ViT-S/2 on CIFAR-10, 44M", "paper",
+    ),
+    Preset(
+        _paper(
+            "celeba64-uvit-s", kappa=0.5, train=_CELEBA, data=DataConfig("celeba64", flip=True),
+            model=ModelConfig(patch_size=4, embed_dim=512, depth=12, num_heads=8),
+            sample=SampleConfig(every=10_000, n=64, sampler="euler-maruyama", steps=1000),
+        ),
+        "U-ViT-S/4 on CelebA 64, 44M", "paper",
+    ),
+    Preset(
+        _paper(
+            "imagenet64-uvit-m", kappa=0.7, train=_IMAGENET, data=DataConfig("imagenet64", classes=True, flip=True),
+            model=ModelConfig(patch_size=4, embed_dim=768, depth=16, num_heads=12),
+        ),
+        "U-ViT-M/4 on ImageNet 64 by class, 131M", "paper",
+    ),
+    Preset(
+        _paper(
+            "imagenet64-uvit-l", kappa=0.7, train=_IMAGENET, data=DataConfig("imagenet64", classes=True, flip=True),
+            model=ModelConfig(patch_size=4, embed_dim=1024, depth=20, num_heads=16),
+        ),
+        "U-ViT-L/4 on ImageNet 64 by class, 287M", "paper",
+    ),
+    Preset(
+        _paper(
+            "coco-uvit-s", kappa=0.8, train=_COCO, data=_LATENTS,
+            model=ModelConfig(patch_size=2, embed_dim=512, depth=12, num_heads=8), **_TEXT,
+        ),
+        "U-ViT-S/2 on MS-COCO latents, text to image, 45M", "paper",
+    ),
+    Preset(
+        _paper(
+            "coco-uvit-s-deep", kappa=0.8, train=_COCO, data=_LATENTS,
+            model=ModelConfig(patch_size=2, embed_dim=512, depth=16, num_heads=8), **_TEXT,
+        ),
+        "U-ViT-S/2 (deep) on MS-COCO latents, 58M", "paper",
+    ),
+    Preset(
+        _paper(
+            "cifar10-unet", kappa=0.5, train=_CIFAR, data=DataConfig("cifar10", validation="test", flip=True),
+            model=ModelConfig(kind="unet", unet="cifar10"), diffusion=DiffusionConfig("ddpm"),
+            sample=SampleConfig(every=10_000, n=64, sampler="ddpm", steps=1000),
+        ),
+        "DDPM's U-Net on CIFAR-10, 35.7M, 12 skips", "paper",
+    ),
+    Preset(
+        _paper(
+            "imagenet64-unet", kappa=0.7, train=_IMAGENET, data=DataConfig("imagenet64", classes=True, flip=True),
+            model=ModelConfig(kind="unet", unet="imagenet64"), diffusion=DiffusionConfig("ddpm"),
+        ),
+        "U-Net on ImageNet 64 by class, 141M, 16 skips", "paper",
+    ),
+    Preset(
+        _paper(
+            "coco-unet", kappa=0.8, train=_COCO, data=_LATENTS, model=ModelConfig(kind="unet", unet="coco"), **_TEXT
+        ),
+        "U-Net on MS-COCO latents, text to image, 53M, 9 skips", "paper",
+    ),
+]  # fmt: skip
+
+PRESETS: dict[str, Preset] = {p.config.preset: p for p in _LIST}
