@@ -16,6 +16,10 @@ class ScalingWarning(UserWarning):
     """A scaling that is allowed but that the paper's analysis advises against."""
 
 
+class EvaluationWarning(UserWarning):
+    """A figure that can be computed but says little, such as a covariance of fewer images than features."""
+
+
 class MissingExtraError(ImportError):
     """An optional part of the installation is needed and absent."""
 

@@ -1,0 +1,32 @@
+"""torch-fidelity without its package's __init__, which imports torchvision."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+import types
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@functools.cache
+def fidelity(module: str) -> ModuleType:
+    """A module of torch-fidelity, or a skipped test where it is not installed."""
+    if "torch_fidelity" not in sys.modules:
+        spec = importlib.util.find_spec("torch_fidelity")
+        if spec is None or spec.origin is None:
+            pytest.skip("torch-fidelity is not installed")
+        package = types.ModuleType("torch_fidelity")
+        package.__path__ = [str(Path(spec.origin).parent)]
+        sys.modules["torch_fidelity"] = package
+    return importlib.import_module(f"torch_fidelity.{module}")
+
+
+def torchmetrics_image(module: str) -> ModuleType:
+    """torchmetrics.image.fid or .kid, which import torch-fidelity where it is installed."""
+    fidelity("feature_extractor_inceptionv3")
+    return importlib.import_module(f"torchmetrics.image.{module}")
