@@ -1,0 +1,45 @@
+"""Straight lines through measurements, and how much of them a prediction explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scalelong.errors import ScaleLongError
+
+
+@dataclass(frozen=True)
+class Line:
+    """y ≈ slope·x + intercept, the least squares fit."""
+
+    slope: float
+    intercept: float
+    r_squared: float
+
+
+def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
+    """Least squares; needs two different x."""
+    n = len(x)
+    if n != len(y) or n < 2 or max(x) == min(x):
+        raise ScaleLongError(f"a line needs two points with different x, not {list(x)} and {list(y)}")
+    mean_x, mean_y = math.fsum(x) / n, math.fsum(y) / n
+    spread = math.fsum((value - mean_x) ** 2 for value in x)
+    slope = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    intercept = mean_y - slope * mean_x
+    return Line(slope, intercept, r_squared(y, [slope * value + intercept for value in x]))
+
+
+def r_squared(y: Sequence[float], predicted: Sequence[float]) -> float:
+    """1 − Σ(y − ŷ)²/Σ(y − ȳ)²: 1 is perfect, 0 no better than the mean, and below 0 is worse than it."""
+    mean = math.fsum(y) / len(y)
+    total = math.fsum((value - mean) ** 2 for value in y)
+    error = math.fsum((a - b) ** 2 for a, b in zip(y, predicted, strict=True))
+    if total == 0:
+        return 1.0 if error == 0 else -math.inf
+    return 1 - error / total
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """p of y ∝ x^p, from a line through the logarithms."""
+    return fit_line([math.log(value) for value in x], [math.log(value) for value in y]).slope
