@@ -8,9 +8,11 @@ import typer
 
 from scalelong.cli import data
 from scalelong.cli.doctor import doctor
+from scalelong.cli.evaluate import evaluate
 from scalelong.cli.kappa import kappa
 from scalelong.cli.presets import presets
 from scalelong.cli.sample import sample
+from scalelong.cli.stats import stats
 from scalelong.cli.theory import theory
 from scalelong.cli.train import train
 from scalelong.version import __version__
@@ -44,8 +46,10 @@ def _scalelong(
 
 app.command()(train)
 app.command()(sample)
+app.command()(evaluate)
 app.command()(presets)
 app.command()(doctor)
 app.command()(kappa)
 app.command()(theory)
+data.app.command()(stats)
 app.add_typer(data.app, name="data")

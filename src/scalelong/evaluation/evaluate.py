@@ -98,16 +98,15 @@ def evaluate_images(
 ) -> Evaluation:
     """FID (or another extractor's Fréchet distance) and KID of images against a reference.
 
-    `images`: a folder, an array uint8 (n, h, w, c), an `ImageData`, or an iterable of uint8 batches (b, h, w, c).
-    `reference`: a `Reference`, or whatever `as_reference` takes: the same kinds of images, a dataset's name such as
-    `cifar10:train`, a file of statistics. `n`: how many images, by default all there are. In several processes,
-    an iterable gives each process its own share; all else is shared out here. Every process gets the result.
+    `images`: a folder, an array uint8 (n, h, w, c), an `ImageData`, an iterable of uint8 batches (b, h, w, c), or
+    what has statistics already: a `Reference`, or a dataset's name such as `cifar10:test`. `reference`: whatever
+    `as_reference` takes. `n`: how many images, by default all there are. In several processes, an iterable gives
+    each process its own share; all else is shared out here. Every process gets the result.
     """
     network = build_extractor(extractor)
     target = as_reference(reference, network, batch_size=batch_size)
     _check_reference(target, network)
-    stream = image_stream(images, name)
-    extracted = extract(stream, network, n, batch_size, seed=seed)
+    measured, extracted = _measured(images, network, n, batch_size, name, seed)
     frechet = frechet_distance(extracted.features.moments, target.features.moments)
     features, others = extracted.features.kept, target.features.kept
     kernel = kernel_distance(features, others) if kid and features is not None and others is not None else None
@@ -126,7 +125,7 @@ def evaluate_images(
         card=Card(
             metric="FID" if network.is_fid else f"Fréchet distance of {network.name} (not FID)",
             n=_count(extracted),
-            images=stream.name,
+            images=measured,
             content=extracted.content,
             image=extracted.shape,
             reference=target.card,
@@ -148,33 +147,67 @@ def evaluate_images(
     )
 
 
-def as_reference(
-    reference: Any, extractor: FeatureExtractor, n: int | None = None, batch_size: int = BATCH
-) -> Reference:
+def as_reference(reference: Any, extractor: FeatureExtractor, batch_size: int = BATCH) -> Reference:
     """A reference from what names one.
 
-    A dataset's name with its split (`cifar10`, `cifar10:test`), a folder of images, a file of statistics
-    (.safetensors, or pytorch-fid's .npz), an `ImageData`, an array or an iterable of batches.
+    A dataset's name, with its split and a number of images if not all of its training set (`cifar10`,
+    `cifar10:test`, `cifar10:train:10000`), a folder of images, a file of statistics (.safetensors, or pytorch-fid's
+    .npz), an `ImageData`, an array or an iterable of batches.
     """
     if isinstance(reference, Reference):
         return reference
-    if isinstance(reference, (str, Path)):
+    named = dataset_name(reference)
+    if named is not None:
+        name, split, n = named
+        return dataset_reference(name, split, extractor, n, batch_size)
+    if not isinstance(reference, (str, Path)):
+        return images_reference(reference, extractor, batch_size=batch_size)
+    path = Path(reference).expanduser()
+    if path.suffix in (".safetensors", ".npz") and path.is_file():
+        return read_reference(path)
+    if not path.exists():
         from scalelong.data import CATALOG
 
-        name, _, split = str(reference).partition(":")
-        if name in CATALOG:
-            return dataset_reference(name, split or "train", extractor, n, batch_size)
-        path = Path(reference).expanduser()
-        if path.suffix in (".safetensors", ".npz") and path.is_file():
-            return read_reference(path)
-        if not path.exists():
-            known = ", ".join(CATALOG)
-            raise ScaleLongError(
-                f"the reference {str(reference)!r} is neither a folder, a file of statistics nor a dataset"
-                f"{suggestion(name, CATALOG)} (datasets: {known})"
-            )
-        return images_reference(path, extractor, n, batch_size)
-    return images_reference(reference, extractor, n, batch_size)
+        close = suggestion(str(reference).partition(":")[0], CATALOG)
+        raise ScaleLongError(
+            f"the reference {str(reference)!r} is neither a folder, a file of statistics nor a dataset{close} "
+            f"(datasets: {', '.join(CATALOG)})"
+        )
+    return images_reference(path, extractor, batch_size=batch_size)
+
+
+def dataset_name(text: Any) -> tuple[str, str, int | None] | None:
+    """(name, split, number of images) where `text` names a known dataset."""
+    from scalelong.data import CATALOG
+
+    if not isinstance(text, (str, Path)):
+        return None
+    name, split, n, *more = [*str(text).split(":"), "", "", ""]
+    if name not in CATALOG:
+        return None
+    if any(more) or (n and not n.isdecimal()):
+        raise ScaleLongError(f"{str(text)!r} is not a dataset with its split and number of images: NAME[:SPLIT[:N]]")
+    return name, split or "train", int(n) if n else None
+
+
+def _measured(
+    images: Any, extractor: FeatureExtractor, n: int | None, batch_size: int, name: str | None, seed: int
+) -> tuple[str, Extracted]:
+    """The statistics of the images, and what to call them."""
+    named = dataset_name(images)
+    if named is not None:
+        images = dataset_reference(named[0], named[1], extractor, named[2] if n is None else n, batch_size)
+    if not isinstance(images, Reference):
+        stream = image_stream(images, name)
+        return stream.name, extract(stream, extractor, n, batch_size, seed=seed)
+    _check_reference(images, extractor)
+    card = images.card
+    if card.n is None or card.image is None:
+        raise ScaleLongError(f"{card.name} does not tell how many images it is of; only a reference may be so")
+    if n is not None and n != card.n:
+        raise ScaleLongError(f"{n:,} images were asked for and the statistics of {card.name} are of {card.n:,}")
+    shown = name or card.name + (f" ({card.split})" if card.split else "")
+    return shown, Extracted(images.features, card.content, card.image, card.seconds)
 
 
 def _check_reference(reference: Reference, extractor: FeatureExtractor) -> None:
