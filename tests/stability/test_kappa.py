@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -317,6 +319,38 @@ def test_the_estimate_is_json_ready():
 def test_histogram_counts_what_lies_outside():
     found = histogram(torch.tensor([-1.0, 0.0, 0.5, 1.0, 2.0, math.inf]), 0.0, 1.0, 2)
     assert (found.below, found.counts, found.above) == (1, (1, 2), 2)
+
+
+def test_the_base_install_is_enough():
+    """torch alone: numpy and everything that the extras bring are made impossible to import."""
+    script = """
+import sys
+for name in ("numpy", "diffusers", "accelerate", "rich", "typer", "matplotlib", "sklearn", "PIL", "scipy"):
+    sys.modules[name] = None
+import torch, scalelong
+images = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+for process in ("ddpm", "vp", "sd"):
+    print(scalelong.estimate_kappa(images, num_skips=6, process=process, samples=500).recommended)
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    images = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    expected = [estimate_kappa(images, 6, process=p, samples=500).recommended for p in ("ddpm", "vp", "sd")]
+    assert [float(line) for line in run.stdout.split()] == expected
+
+
+@pytest.mark.slow
+def test_real_cifar10_agrees_with_noise_drawn_pixel_by_pixel():
+    """The paper: more than 97 % of the ratios lie below 5."""
+    from scalelong.data import load
+
+    images = load("cifar10", split="train").images
+    found = estimate_kappa(images, num_skips=6)
+    ratio, input_norm = drawn_ratios(np.asarray(images[::5]), 20_000)
+    assert found.mean_ratio == pytest.approx(ratio.mean(), abs=5 * ratio.std() / math.sqrt(len(ratio)))
+    assert found.mean_input_norm == pytest.approx(input_norm.mean(), rel=0.01)
+    assert found.share_below_5 > 0.97
+    assert found.mean_ratio == pytest.approx(1.60, abs=0.03)
+    assert found.ratio_of_means == pytest.approx(1.26, abs=0.01)
 
 
 def test_the_package_offers_it():

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from scalelong.diffusion.process import Process
 from scalelong.errors import ScaleLongError
 from scalelong.stability.bounds import closed_sum_of_squares, expected_input_norm, kappa_for_sum, sum_of_squares
-from scalelong.stability.ratios import Histogram, Ratios, histogram, sample_ratios
+from scalelong.stability.ratios import Histogram, Ratios, histogram, process_name, sample_ratios
+
+if TYPE_CHECKING:
+    from scalelong.diffusion.process import Process
 
 UPPER = 5.0  # the paper's constant: "a rough upper bound of 5", below which 97 % of its ratios lie
 SMALLEST = 0.01  # below it a skip is as good as cut
@@ -225,9 +227,7 @@ def _data_notices(ratios: Ratios, latents: bool) -> tuple[Notice, ...]:
 
 
 def _name(process: str | Process | Sequence[float] | Tensor) -> str:
-    if isinstance(process, str):
-        return process
-    return process.name if isinstance(process, Process) else "given ᾱ"
+    return process if isinstance(process, str) else process_name(process) or "given ᾱ"
 
 
 def _cs_sum(kappa: float, n: int) -> float:
