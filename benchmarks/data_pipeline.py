@@ -106,11 +106,9 @@ def main() -> None:
         size = sum(file.stat().st_size for file in files) / len(files)
 
     print(
-        f"{arguments.images:,} images, {arguments.size}×{arguments.size}×3, PNG files of {size:,.0f} bytes on average,"
+        f"{arguments.images:,} images of {arguments.size}×{arguments.size}×3, PNG files of {size:,.0f} bytes on average"
     )
-    print(
-        f"batches of {arguments.batch_size}, {arguments.rounds} rounds, {torch.get_num_threads()} thread(s), {os.cpu_count()} cores"
-    )
+    print(f"batches of {arguments.batch_size}; {torch.get_num_threads()} thread(s) on {os.cpu_count()} cores")
     for way, measured in speeds.items():
         middle = statistics.median(measured)
         print(f"{way:<24} {middle:>12,.0f} images/s   ({min(measured):,.0f} – {max(measured):,.0f})")

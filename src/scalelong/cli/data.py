@@ -196,34 +196,37 @@ def _write_grid(data: Any, path: Path, count: int = 144) -> None:
     save_grid(np.stack([data.images[row] for row in rows]), path)
 
 
+def _ready(entry: dict[str, Any], usual: int) -> str:
+    size = entry["shape"][1]
+    return str(entry["split"]) if size == usual else f"{entry['split']} at {size}"
+
+
 def _print_list(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(title="Datasets", title_justify="left")
-    for column in ("name", "images", "size", "has", "sources, in order", "prepared"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("name", "images", "size"))
+    for column in ("name", "images", "size", "classes", "prepared"):
+        table.add_column(column, no_wrap=True)
     for row in rows:
-        about = [f"{row['classes']} classes"] if row["classes"] else []
-        about += ["captions"] if row["captions"] else []
-        ready = "\n".join(f"{entry['split']} {entry['shape'][1]}px" for entry in row["prepared"])
+        ready = [_ready(entry, row["image_size"]) for entry in row["prepared"]]
         table.add_row(
             row["name"],
             "\n".join(f"{count:,} {split}" for split, count in row["images"].items()),
             f"{row['image_size']}×{row['image_size']}×{row['channels']}",
-            "\n".join(about) or "-",
-            escape("\n".join(row["sources"])),
-            ready or "no",
+            ", ".join(filter(None, (str(row["classes"] or ""), "captions" if row["captions"] else ""))) or "-",
+            "\n".join(ready) or "no",
         )
+    sources = Table(title="Sources, in the order in which they are tried", title_justify="left")
+    for column in ("name", "sources"):
+        sources.add_column(column)
+    for row in rows:
+        sources.add_row(row["name"], escape(" → ".join(row["sources"])))
     console = Console()
-    console.print(table)
+    console.print(table, sources)
     for entry in others:
         count, height, width, channels = entry["shape"]
-        console.print(
-            escape(f"{entry['name']} ({entry['split']}): {count:,} images, {width}×{height}×{channels}"),
-            highlight=False,
-        )
-    console.print(
-        "Any image folder or archive, .npy, .npz and hf:NAME can be given in place of a name.", highlight=False
-    )
+        about = f"{entry['name']} ({entry['split']}): {count:,} images, {width}×{height}×{channels}"
+        console.print(escape(about), highlight=False)
+    typer.echo("Any image folder or archive, .npy, .npz and hf:NAME can be given in place of a name.")

@@ -72,7 +72,7 @@ class ImageData:
             # NumPy reverses rows of bytes several times faster than torch does; both see the same memory.
             pixels, mirrored = taken.numpy(), np.asarray(flip, dtype=bool)
             pixels[mirrored] = pixels[mirrored][..., ::-1]
-        return taken.float().mul_(1 / 127.5).sub_(1)
+        return taken.float().sub_(127.5).mul_(1 / 127.5)
 
     def label_batch(self, indices: Indices) -> Tensor:
         """Labels as int64 (B,)."""
@@ -156,7 +156,7 @@ def open_array(folder: Path, name: str, dtype: npt.DTypeLike, shape: tuple[int, 
     try:
         # Copy-on-write, for torch wants memory that can be written; nothing is.
         array = np.load(folder / f"{name}.npy", mmap_mode="c" if 0 not in shape else None, allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except Exception as error:  # NumPy's reading of a damaged header raises many kinds
         raise damaged(folder, f"{name}.npy cannot be opened ({' '.join(str(error).split())})") from None
     if array.dtype != np.dtype(dtype) or array.shape != shape:
         raise damaged(folder, f"{name}.npy is {array.dtype} {array.shape}, not {np.dtype(dtype)} {shape}")

@@ -191,30 +191,25 @@ def _check(data: ImageData, model: Any) -> None:
 
 @torch.no_grad()
 def _write(folder: Path, data: ImageData, model: Any, mirror: bool, batch_size: int, fingerprint: str) -> None:
-    shape: tuple[int, ...] = ()
+    factor = 2 ** (len(model.config.block_out_channels) - 1)
+    side, channels = data.image_size // factor, model.config.latent_channels
     for name in ("moments", "mirrored") if mirror else ("moments",):
-        file: NpyAppender | None = None
-        starts = range(0, len(data), batch_size)
-        for start in track(starts, f"encoding {data.name} ({name})"):
-            rows = torch.arange(start, min(start + batch_size, len(data)))
-            flip = torch.ones(len(rows), dtype=torch.bool) if name == "mirrored" else None
-            images = data.batch(rows, flip).expand(-1, model.config.in_channels, -1, -1)
-            latent = model.encode(images.to(next(model.parameters()).device)).latent_dist
-            moments = torch.cat([latent.mean, latent.std], dim=1).float().cpu()  # (B, 2·C, h, w)
-            if not bool(torch.isfinite(moments).all()):
-                raise ScaleLongError(f"the autoencoder gives values that are not finite for images {start}…")
-            if file is None:
-                shape = (moments.shape[1] // 2, *moments.shape[2:])
-                file = NpyAppender(folder / f"{name}.npy", np.float32, tuple(moments.shape[1:]))
-            file.append(moments.numpy())
-        assert file is not None
-        file.close()
+        with NpyAppender(folder / f"{name}.npy", np.float32, (2 * channels, side, side)) as file:
+            for start in track(range(0, len(data), batch_size), f"encoding {data.name} ({name})"):
+                rows = torch.arange(start, min(start + batch_size, len(data)))
+                flip = torch.ones(len(rows), dtype=torch.bool) if name == "mirrored" else None
+                images = data.batch(rows, flip).expand(-1, model.config.in_channels, -1, -1)
+                latent = model.encode(images.to(next(model.parameters()).device)).latent_dist
+                moments = torch.cat([latent.mean, latent.std], dim=1).float().cpu()  # (B, 2·C, h, w)
+                if not bool(torch.isfinite(moments).all()):
+                    raise ScaleLongError(f"the autoencoder gives values that are not finite from image {start} on")
+                file.append(moments.numpy())
     manifest = {
         "format": FORMAT,
         "name": data.name,
         "split": data.split,
         "data": data.fingerprint,
-        "shape": [len(data), *shape],
+        "shape": [len(data), channels, side, side],
         "shift": float(model.config.shift_factor or 0.0),
         "mirror": mirror,
         "fingerprint": fingerprint,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,14 +41,13 @@ class ArrayFile:
 
     @property
     def title(self) -> str:
-        return self.path.name if self.member is None else f"{self.path.name}[{self.member!r}]"
+        return _title(self.path, self.member)
 
     def rows(self) -> Iterator[npt.NDArray[Any]]:
         """The rows one after the other, read in pieces of a few megabytes."""
         size = math.prod(self.shape[1:]) * self.dtype.itemsize
         step = max(1, (4 << 20) // max(size, 1))
-        with _open(self.path, self.member) as file:
-            _header(file, self.title)
+        with self._open() as file:
             for start in range(0, self.shape[0], step):
                 count = min(step, self.shape[0] - start)
                 data = _read_exactly(file, count * size, self.title)
@@ -59,20 +58,24 @@ class ArrayFile:
         size = math.prod(self.shape) * self.dtype.itemsize
         if size > MAX_SIDE_BYTES:
             raise ScaleLongError(f"{self.title} has {size:,} bytes; at most {MAX_SIDE_BYTES:,} are read")
-        with _open(self.path, self.member) as file:
-            _header(file, self.title)
+        with self._open() as file:
             return np.frombuffer(_read_exactly(file, size, self.title), self.dtype).reshape(self.shape)
+
+    def _open(self) -> IO[bytes]:
+        """The file at the array's first byte."""
+        file, dtype, shape = _open(self.path, self.member)
+        if (dtype, shape) != (self.dtype, self.shape):
+            file.close()
+            raise ScaleLongError(f"{self.title} changed while it was read")
+        return file
 
 
 def open_arrays(path: Path) -> dict[str, ArrayFile]:
     """The arrays of a .npy file (under the name `images`) or of an .npz file."""
     if path.suffix.lower() == ".npy":
         return {"images": _describe(path, None)}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [name for name in archive.namelist() if name.endswith(".npy")]
-    except (zipfile.BadZipFile, OSError) as error:
-        raise ScaleLongError(f"{path} is not an .npz file ({error})") from None
+    with _damage(path.name), zipfile.ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
     return {name[: -len(".npy")]: _describe(path, name) for name in members}
 
 
@@ -181,14 +184,18 @@ def _same_length(array: ArrayFile, images: ArrayFile) -> None:
 
 
 def _describe(path: Path, member: str | None) -> ArrayFile:
-    title = path.name if member is None else f"{path.name}[{member!r}]"
-    with _open(path, member) as file:
-        dtype, shape = _header(file, title)
+    file, dtype, shape = _open(path, member)
+    title = _title(path, member)
+    with file, _damage(title):
         there = _size(path, member) - file.tell()
     missing = math.prod(shape) * dtype.itemsize - there
     if missing > 0:
         raise ScaleLongError(f"{title} ends early: {missing:,} bytes are missing")
     return ArrayFile(path, member, dtype, shape)
+
+
+def _title(path: Path, member: str | None) -> str:
+    return path.name if member is None else f"{path.name}[{member!r}]"
 
 
 def _size(path: Path, member: str | None) -> int:
@@ -198,33 +205,44 @@ def _size(path: Path, member: str | None) -> int:
         return archive.getinfo(member).file_size
 
 
-def _open(path: Path, member: str | None) -> IO[bytes]:
-    if member is None:
-        return open(path, "rb")
-    with zipfile.ZipFile(path) as archive:  # the member keeps the file open by itself
-        return archive.open(member)
-
-
-def _header(file: IO[bytes], title: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Read an array's header and leave the file at its first row. Objects, which would be pickles, are refused."""
-    try:
+def _open(path: Path, member: str | None) -> tuple[IO[bytes], np.dtype[Any], tuple[int, ...]]:
+    """Open an array and read its header. Objects, which would be pickles, are refused."""
+    title = _title(path, member)
+    with ExitStack() as stack, _damage(title):
+        if member is None:
+            file: IO[bytes] = stack.enter_context(open(path, "rb"))
+        else:
+            with zipfile.ZipFile(path) as archive:  # the member keeps the file open by itself
+                file = stack.enter_context(archive.open(member))
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, SyntaxError, TypeError) as error:
-        raise ScaleLongError(f"{title} is not a NumPy array ({' '.join(str(error).split())})") from None
-    if dtype.hasobject:
-        raise ScaleLongError(f"{title} holds Python objects, which only pickle could read; it is not opened")
-    if fortran and len(shape) > 1:
-        raise ScaleLongError(f"{title} is in Fortran order; save it with numpy.ascontiguousarray")
-    return dtype, shape
+        if dtype.hasobject:
+            raise ScaleLongError(f"{title} holds Python objects, which only pickle could read; it is not opened")
+        if fortran and len(shape) > 1:
+            raise ScaleLongError(f"{title} is in Fortran order; save it with numpy.ascontiguousarray")
+        if any(side < 0 for side in shape):
+            raise ScaleLongError(f"{title} has shape {shape}")
+        stack.pop_all()
+        return file, dtype, shape
+    raise AssertionError("unreachable")
 
 
 def _read_exactly(file: IO[bytes], size: int, title: str) -> bytes:
-    try:
+    with _damage(title):
         data = file.read(size)
-    except (OSError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise ScaleLongError(f"{title} is damaged ({' '.join(str(error).split())})") from None
     if len(data) != size:
         raise ScaleLongError(f"{title} ends early: {size - len(data):,} bytes are missing")
     return data
+
+
+@contextmanager
+def _damage(title: str) -> Iterator[None]:
+    """One sentence for anything that a damaged file makes the readers of zip files and of NumPy's headers raise."""
+    try:
+        yield
+    except ScaleLongError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ScaleLongError(f"{title} is not a NumPy file, or it is damaged ({reason})") from None

@@ -24,7 +24,7 @@ from scalelong.data.writer import write_split
 from scalelong.errors import ScaleLongError, suggestion
 from scalelong.files import cache_dir
 
-VERSION = 1  # of the preparation: raised when the same source would give other arrays
+VERSION = 1  # of the preparation: to be raised when a source or its pinned version gives other arrays
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Origin:
         facts: dict[str, Any] = {"version": VERSION, **asdict(options)}
         if self.spec is not None:
             default = options == self.spec.with_defaults(Options())
-            return _data_dir() / (self.name if default else f"{self.name}-{_short(facts)}") / split
+            return _data_dir() / (f"{self.name}-v{VERSION}" if default else f"{self.name}-{_short(facts)}") / split
         if self.hub is not None:
             facts["hub"] = self.hub
         if self.path is not None:

@@ -122,14 +122,12 @@ def _write(folder: Path, captions: list[str], starts: np.ndarray, encoder: TextE
             f"{truncated} of {len(texts) - 1} captions are longer than {encoder.max_length} tokens and are cut",
             file=sys.stderr,
         )
-    tokens = NpyAppender(folder / "tokens.npy", np.float16, (encoder.max_length, encoder.width))
-    for start in track(range(0, len(texts), BATCH), "encoding captions"):
-        tokens.append(encoder.encode(texts[start : start + BATCH]).numpy())
-    tokens.close()
+    with NpyAppender(folder / "tokens.npy", np.float16, (encoder.max_length, encoder.width)) as tokens:
+        for start in track(range(0, len(texts), BATCH), "encoding captions"):
+            tokens.append(encoder.encode(texts[start : start + BATCH]).numpy())
     for name, values in (("row_of_caption", [row[caption] for caption in captions]), ("caption_starts", starts)):
-        file = NpyAppender(folder / f"{name}.npy", np.int64)
-        file.append(np.asarray(values))
-        file.close()
+        with NpyAppender(folder / f"{name}.npy", np.int64) as file:
+            file.append(np.asarray(values))
     manifest = {
         "format": FORMAT,
         "encoder": encoder.name,

@@ -10,7 +10,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,17 +58,22 @@ class NpyAppender:
         np.lib.format.write_array_header_1_0(self._file, header)
         return self._file.tell()
 
-    def close(self) -> None:
-        """Write the final shape into the header."""
+    def __enter__(self) -> NpyAppender:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Write the final shape into the header; after an error, only let go of the file."""
         with self._file:
-            self._file.seek(0)
-            assert self._write_header() == self._header
+            if kind is None:
+                self._file.seek(0)
+                assert self._write_header() == self._header
 
 
 class SplitWriter:
     """The files of one split. `add` refuses an example that does not go with those before it."""
 
-    def __init__(self, folder: Path, reading: Reading) -> None:
+    def __init__(self, folder: Path, reading: Reading, stack: ExitStack) -> None:
+        self._stack = stack
         self._folder, self._reading, self._shape = folder, reading, reading.shape
         self._images: NpyAppender | None = None  # opened by the first example, which gives the shape
         self._labels: list[int] = []
@@ -86,7 +91,8 @@ class SplitWriter:
             self._shape = image.shape
             height, width, channels = image.shape
             # Channels first on the disk: a gathered batch is then in the order that networks take.
-            self._images = NpyAppender(self._folder / "images.npy", np.uint8, (channels, height, width))
+            images = NpyAppender(self._folder / "images.npy", np.uint8, (channels, height, width))
+            self._images = self._stack.enter_context(images)
         self._images.append(image.transpose(2, 0, 1)[None])
         self._labels.append(label)
         for caption in captions:
@@ -98,7 +104,6 @@ class SplitWriter:
     def finish(self) -> dict[str, Any]:
         """Complete the files and return what identifies their contents."""
         assert self._images is not None
-        self._images.close()
         hashes = {"images": self._images.sha256}
         arrays: dict[str, npt.NDArray[Any]] = {}
         classes = self._reading.class_names
@@ -109,9 +114,8 @@ class SplitWriter:
             arrays["caption_offsets"] = np.asarray(self._offsets, np.int64)
             arrays["caption_starts"] = np.asarray(self._starts, np.int64)
         for name, array in arrays.items():
-            file = NpyAppender(self._folder / f"{name}.npy", array.dtype)
-            file.append(array)
-            file.close()
+            with NpyAppender(self._folder / f"{name}.npy", array.dtype) as file:
+                file.append(array)
             hashes[name] = file.sha256
         identity = {
             "shape": [self._images.count, *(self._shape or ())],  # (n, h, w, c)
@@ -130,10 +134,10 @@ def write_split(
     folder: Path, reading: Reading, options: Options, *, skip_bad: bool, description: str, **facts: Any
 ) -> dict[str, Any]:
     """Run the reading's jobs, write what they give to `folder`, and return the manifest written there."""
-    writer = SplitWriter(folder, reading)
     skipped: list[BadExampleError] = []
     written = 0
-    with pillow_warnings(), closing(_run(reading)) as outcomes:
+    with pillow_warnings(), closing(_run(reading)) as outcomes, ExitStack() as stack:
+        writer = SplitWriter(folder, reading, stack)
         for outcome in track(outcomes, description, total=reading.total):
             try:
                 if isinstance(outcome, BadExampleError):

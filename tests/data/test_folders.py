@@ -1,0 +1,358 @@
+"""Image folders: classes, captions, splits, and every way in which a folder can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pictures import picture
+from PIL import Image
+
+from scalelong.data import ImageData, load
+from scalelong.errors import ScaleLongError
+
+
+def fails(match: str, folder: Path, **options: object) -> str:
+    """The one line that loading a folder fails with."""
+    with pytest.raises(ScaleLongError, match=match) as caught:
+        load(folder, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_subfolders_are_classes_in_alphabetical_order(class_folder: Path):
+    data = load(class_folder)
+    assert data.class_names == ("cat", "dog")
+    assert data.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    expected = [np.asarray(picture(seed)) for seed in (0, 1, 2, 10, 11, 12)]
+    assert np.array_equal(data.images, expected)
+
+
+def test_a_flat_folder_has_no_classes(flat_folder: Path):
+    data = load(flat_folder)
+    assert len(data) == 4
+    assert data.class_names is None
+
+
+def test_other_and_hidden_files_are_passed_over(class_folder: Path):
+    (class_folder / "cat" / "Thumbs.db").write_bytes(b"x")
+    (class_folder / "cat" / "._0.png").write_bytes(b"x")
+    (class_folder / ".git").mkdir()
+    (class_folder / ".git" / "a.png").write_bytes(b"x")
+    data = load(class_folder)
+    assert len(data) == 6
+    assert data.manifest["ignored_files"] == 1
+
+
+def test_an_empty_folder_says_which_files_are_read(tmp_path: Path):
+    (tmp_path / "none").mkdir()
+    assert str(tmp_path / "none") in fails(r"holds no images.*\.png", tmp_path / "none")
+
+
+def test_images_beside_and_inside_subfolders_are_refused(class_folder: Path):
+    picture(5).save(class_folder / "loose.png")
+    fails(r"both beside and inside its subfolders \(loose\.png, cat/0\.png\)", class_folder)
+
+
+def test_mixed_sizes_are_an_error_that_names_the_file_and_the_way_out(flat_folder: Path):
+    picture(9, (16, 16)).save(flat_folder / "3.png")
+    fails(r"^3\.png is 16×16 with 3 channels where the others are 8×8 with 3; give an image size", flat_folder)
+    data = load(flat_folder, image_size=4)
+    expected = picture(9, (16, 16)).resize((4, 4), Image.Resampling.LANCZOS)
+    assert np.array_equal(data.images[3], np.asarray(expected))
+
+
+def test_an_image_that_is_not_square_needs_a_size(flat_folder: Path):
+    picture(9, (16, 8)).save(flat_folder / "0.png")
+    fails(r"^0\.png is 16×8, not square; give an image size", flat_folder)
+    assert load(flat_folder, image_size=8).images.shape == (4, 8, 8, 3)
+
+
+def test_skip_bad_counts_and_lists_and_keeps_the_usual_size(flat_folder: Path):
+    picture(9, (16, 16)).save(flat_folder / "00.png")  # the first by name, but the odd one out
+    (flat_folder / "1.png").write_bytes(b"")
+    (flat_folder / "2.png").write_bytes(b"nonsense")
+    os.mkfifo(flat_folder / "pipe.png")
+    data = load(flat_folder, skip_bad=True)
+    assert np.array_equal(data.images, [np.asarray(picture(0)), np.asarray(picture(3))])
+    names, reasons = zip(*data.manifest["skipped"], strict=True)
+    assert names == ("00.png", "1.png", "2.png", "pipe.png")
+    assert reasons[0].startswith("is 16×16")
+    assert reasons[1] == "is empty (0 bytes)"
+    assert reasons[3] == "is not a regular file"
+
+
+def test_a_set_prepared_with_skip_bad_is_not_taken_for_a_clean_one(flat_folder: Path):
+    (flat_folder / "1.png").write_bytes(b"")
+    load(flat_folder, skip_bad=True)
+    fails(r"prepared without 1 bad files, the first of which, 1\.png, is empty", flat_folder)
+
+
+def test_nothing_but_bad_files_is_an_error_even_when_skipping(tmp_path: Path):
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"")
+    fails(r"all 1 images are bad; the first: a\.png is empty", folder, skip_bad=True)
+
+
+def test_a_link_in_a_circle_does_not_hang(class_folder: Path):
+    (class_folder / "cat" / "again").symlink_to(class_folder, target_is_directory=True)
+    assert load(class_folder).class_names == ("cat", "dog")
+
+
+def test_linked_class_folders_are_followed(tmp_path: Path, class_folder: Path):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for name in ("cat", "dog"):
+        (linked / name).symlink_to(class_folder / name, target_is_directory=True)
+    assert len(load(linked)) == 6
+
+
+class TestCaptions:
+    def test_beside_each_image(self, flat_folder: Path):
+        for index in range(4):
+            (flat_folder / f"{index}.txt").write_text(f"  picture\tnumber {index} \n")
+        data = load(flat_folder)
+        assert list(data.captions) == [f"picture number {index}" for index in range(4)]
+
+    def test_several_lines_are_several_captions(self, flat_folder: Path):
+        for index in range(4):
+            (flat_folder / f"{index}.txt").write_text("one\n\ntwo\nthree" if index == 1 else "only")
+        captions = load(flat_folder).captions
+        assert captions[1] == "one"
+        assert captions.of(1) == ["one", "two", "three"]
+        assert captions.total == 6
+        assert captions[-1] == "only"
+        assert captions[1:3] == ["one", "only"]
+
+    def test_a_missing_one_names_the_image(self, flat_folder: Path):
+        (flat_folder / "0.txt").write_text("a caption")
+        fails(r"^1\.png has no caption: 1\.txt is not there", flat_folder)
+        data = load(flat_folder, skip_bad=True)
+        assert list(data.captions) == ["a caption"]
+        assert len(data.manifest["skipped"]) == 3
+
+    def test_an_empty_one_is_missing(self, flat_folder: Path):
+        for index in range(4):
+            (flat_folder / f"{index}.txt").write_text(" \n" if index == 2 else "caption")
+        fails(r"^2\.png has no caption", flat_folder)
+
+    @pytest.mark.parametrize("character", ["\x00", "\x1b", "\x0c", "\x1c", "\x7f", "\x85"])
+    def test_control_characters_are_refused(self, flat_folder: Path, character: str):
+        for index in range(4):
+            (flat_folder / f"{index}.txt").write_text(f"a{character}b" if index == 2 else "caption")
+        fails(rf"^2\.png has a control character \(U\+{ord(character):04X}\) in its caption", flat_folder)
+
+    def test_other_encodings_are_refused(self, flat_folder: Path):
+        for index in range(4):
+            (flat_folder / f"{index}.txt").write_bytes("Käse".encode("latin-1" if index == 3 else "utf-8-sig"))
+        fails(r"^3\.png has a caption that is not UTF-8 text \(3\.txt\)", flat_folder)
+        (flat_folder / "3.txt").write_text("Käse", encoding="utf-8")
+        assert set(load(flat_folder).captions) == {"Käse"}
+
+    def test_one_that_is_far_too_long_is_refused(self, flat_folder: Path):
+        for index in range(4):
+            (flat_folder / f"{index}.txt").write_text("x" * 20_000 if index == 0 else "caption")
+        fails(r"^0\.png has a caption of 20,000 characters", flat_folder)
+
+    @settings(max_examples=40, deadline=None)
+    @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+    def test_any_text_is_kept_or_refused_with_a_sentence(self, tmp_path_factory: pytest.TempPathFactory, text: str):
+        folder = tmp_path_factory.mktemp("any")
+        picture(0).save(folder / "a.png")
+        (folder / "a.txt").write_bytes(text.encode())
+        control = any(unicodedata.category(c) == "Cc" and c not in "\t\n\r" for c in text)
+        if control or not text.replace("\ufeff", "", 1).split():
+            fails(r"^a\.png has (a control character|no caption)", folder)
+        else:
+            captions = load(folder).captions.of(0)
+            assert " ".join(captions) == " ".join(text.removeprefix("\ufeff").split())
+
+
+class TestMetadata:
+    def write(self, folder: Path, *rows: object) -> None:
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        (folder / "metadata.jsonl").write_text("\n".join(lines))
+
+    def test_captions_and_named_labels(self, flat_folder: Path):
+        names = ["red", "blue", "red", "green"]
+        self.write(
+            flat_folder,
+            *({"file_name": f"{i}.png", "text": f"number {i}", "label": names[i]} for i in range(4)),
+        )
+        data = load(flat_folder)
+        assert data.class_names == ("blue", "green", "red")
+        assert [data.class_names[label] for label in data.labels] == names
+        assert data.captions[2] == "number 2"
+
+    def test_captions_with_classes_by_folder(self, class_folder: Path):
+        names = [f"{name}/{i}.png" for name in ("cat", "dog") for i in range(3)]
+        self.write(class_folder, *({"file_name": name, "captions": [name, "other"]} for name in names))
+        data = load(class_folder)
+        assert data.class_names == ("cat", "dog")
+        assert data.captions.of(4) == ["dog/1.png", "other"]
+
+    def test_numbered_labels_count_up_to_the_largest(self, flat_folder: Path):
+        self.write(flat_folder, *({"file_name": f"{i}.png", "label": i % 3} for i in range(4)))
+        assert load(flat_folder).labels.tolist() == [0, 1, 2, 0]
+
+    @pytest.mark.parametrize(
+        ("rows", "message"),
+        [
+            (["{broken"], r"metadata\.jsonl line 1 is not JSON"),
+            (["[1]"], r'line 1 has no "file_name"'),
+            ([{"text": "x"}], r'line 1 has no "file_name"'),
+            ([], r"metadata\.jsonl is empty"),
+            ([{"file_name": "../outside.png", "text": "x"}], r"line 1 names '\.\./outside\.png', which is not inside"),
+            ([{"file_name": "/etc/passwd", "text": "x"}], r"line 1 names '/etc/passwd', which is not inside"),
+            ([{"file_name": "9.png", "text": "x"}], r"^9\.png is named in .*metadata\.jsonl but is not there"),
+            ([{"file_name": "0.png", "text": "x"}], r"^1\.png has no caption"),
+            ([{"file_name": "0.png", "text": 7}, {"file_name": "1.png", "text": "x"}], r"^0\.png has no caption"),
+            ([{"file_name": "0.png", "text": [7]}], r"^0\.png has a caption that is not text but int"),
+            ([{"file_name": "0.png", "label": -3}], r"^0\.png has label -3, which is out of range"),
+            ([{"file_name": "0.png", "label": 1}], r"^1\.png has no label"),
+            ([{"file_name": "0.png", "label": 1.5}], r"has labels that are float"),
+            (
+                [{"file_name": "0.png", "label": 1}, {"file_name": "1.png", "label": "a"}],
+                r"labels that are int and str",
+            ),
+            ([{"file_name": "0.png", "label": 10**9}], r"has label 1000000000; labels count up from 0"),
+        ],
+    )
+    def test_what_is_wrong_with_it_is_a_sentence(self, flat_folder: Path, rows: list[object], message: str):
+        self.write(flat_folder, *rows)
+        fails(message, flat_folder)
+
+
+class TestSplits:
+    @pytest.fixture
+    def split_folder(self, tmp_path: Path) -> Path:
+        for seed, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog", "test/dog")):
+            (tmp_path / "set" / place).mkdir(parents=True)
+            picture(seed).save(tmp_path / "set" / place / "a.png")
+        return tmp_path / "set"
+
+    def test_are_folders_by_their_usual_names(self, split_folder: Path):
+        assert [len(load(split_folder, split)) for split in ("train", "validation", "val", "test")] == [2, 2, 2, 1]
+
+    def test_unknown_ones_say_what_there_is(self, split_folder: Path):
+        fails(
+            r"has no split 'tset'; did you mean 'test'\? \(it has: test, train, validation\)",
+            split_folder,
+            split="tset",
+        )
+
+    @pytest.mark.parametrize("split", ["../../etc", "a/b", "", "."])
+    def test_a_name_cannot_lead_out_of_the_cache(self, flat_folder: Path, cache: Path, split: str):
+        fails("split", flat_folder, split=split)
+        assert not any(path.is_dir() for path in cache.rglob("*") if path.name not in ("data",))
+
+    def test_validation_needs_a_folder_or_a_holdout(self, flat_folder: Path):
+        fails(r"has no split 'validation'; give holdout \(--holdout 0\.05\)", flat_folder, split="validation")
+
+    def test_a_holdout_parts_the_images_once_and_for_all(self, tmp_path: Path):
+        folder = tmp_path / "many"
+        folder.mkdir()
+        for index in range(60):
+            picture(index, (2, 2)).save(folder / f"{index}.png")
+        train, validation = (load(folder, split, holdout=0.25) for split in ("train", "validation"))
+
+        def pictures(data: ImageData) -> set[bytes]:
+            return {image.tobytes() for image in data.images}
+
+        assert pictures(train).isdisjoint(pictures(validation))
+        assert len(train) + len(validation) == 60
+        assert 5 <= len(validation) <= 25  # binomial(60, 0.25): beyond 3 standard deviations
+        (folder / "0.png").rename(tmp_path / "gone.png")
+        kept = load(folder, "validation", holdout=0.25)
+        assert pictures(kept) <= pictures(validation)
+
+    def test_a_holdout_of_a_train_folder_leaves_its_images_out_of_train(self, tmp_path: Path):
+        folder = tmp_path / "set"
+        (folder / "train").mkdir(parents=True)
+        for index in range(40):
+            picture(index, (2, 2)).save(folder / "train" / f"{index}.png")
+        sizes = [len(load(folder, split, holdout=0.3)) for split in ("train", "validation")]
+        assert sum(sizes) == 40
+        assert min(sizes) > 0
+
+
+def test_a_changed_folder_is_prepared_again(flat_folder: Path):
+    before = load(flat_folder)
+    picture(99).save(flat_folder / "0.png")
+    os.utime(flat_folder / "0.png", ns=(1, 1))
+    after = load(flat_folder)
+    assert after.folder != before.folder
+    assert np.array_equal(after.images[0], np.asarray(picture(99)))
+
+
+def test_images_in_an_archive_are_a_folder(tmp_path: Path, class_folder: Path):
+    import shutil
+
+    for kind in ("zip", "gztar"):
+        archive = Path(shutil.make_archive(str(tmp_path / f"set-{kind}"), kind, class_folder))
+        assert np.array_equal(load(archive).images, load(class_folder).images)
+    left = [path.name for path in (tmp_path / "cache").iterdir()]
+    assert left == ["data"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no/such/folder", "does not exist"),
+        ("digit", "unknown dataset 'digit'; did you mean 'digits'"),
+        ("", "the dataset's name is ''"),
+        ("a\0b", "the dataset's name is"),
+        ("x" * 5000, "is no path"),
+        ("hf:../../etc/passwd", "neither a folder nor the name of a Hugging Face dataset"),
+        ("hf:a;rm -rf b", "neither a folder nor the name of a Hugging Face dataset"),
+    ],
+)
+def test_a_name_that_is_nothing_says_what_would_be_right(name: str, message: str):
+    with pytest.raises(ScaleLongError, match=message):
+        load(name)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("hello")
+    fails("is not data that is read here", tmp_path / "notes.txt")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    files=st.dictionaries(
+        st.sampled_from(["a.png", "b.jpg", "c.gif", "d/e.png", "d/f.webp", "a.txt", "metadata.jsonl", "train/x.png"]),
+        st.one_of(
+            st.binary(max_size=60),
+            st.sampled_from(["RGB", "L", "RGBA", "CMYK"]),
+            st.just('{"file_name": "a.png", "text": "\\u0007"}'),
+        ),
+        min_size=1,
+    ),
+    skip_bad=st.booleans(),
+)
+def test_any_folder_is_data_or_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes | str], skip_bad: bool
+):
+    folder = tmp_path_factory.mktemp("any")
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(content, str) and len(content) <= 4:
+            picture(0, mode=content).save(path, "TIFF")  # whatever the name says
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+    try:
+        data = load(folder, skip_bad=skip_bad)
+    except ScaleLongError as error:
+        message = str(error)
+    else:
+        message = f"{data}"
+        assert data.images.shape[1:] == (8, 8, 3)
+    assert "\n" not in message

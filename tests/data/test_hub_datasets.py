@@ -1,0 +1,170 @@
+"""Hugging Face datasets from local folders, in each form that the library writes."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pictures import picture
+from pyarrow import parquet
+
+from scalelong.data import load
+from scalelong.data.hub import read_hub
+from scalelong.data.records import Options
+from scalelong.errors import ScaleLongError
+
+datasets = pytest.importorskip("datasets", reason="the library is part of the development install")
+COUNT = 6
+
+
+def png(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    picture(seed).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def make(**columns: object) -> object:
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    rows = {
+        "image": [{"bytes": png(seed), "path": None} for seed in range(COUNT)],
+        "label": [seed % 2 for seed in range(COUNT)],
+    }
+    for name, (feature, values) in columns.items():
+        features[name], rows[name] = feature, values
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    datasets.disable_progress_bars()
+
+
+EXPECTED = np.stack([np.asarray(picture(seed)) for seed in range(COUNT)])
+
+
+def save(dataset, folder: Path, form: str) -> Path:
+    if form == "one":
+        dataset.save_to_disk(folder)
+    elif form == "dict":
+        datasets.DatasetDict(train=dataset, test=dataset.select([0])).save_to_disk(folder)
+    else:
+        (folder / "data").mkdir(parents=True)
+        dataset.to_parquet(folder / "data" / "train-00000-of-00001.parquet")
+        dataset.select([0]).to_parquet(folder / "data" / "test-00000-of-00001.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("form", ["one", "dict", "parquet"])
+@pytest.mark.parametrize("prefix", ["", "hf:"])
+def test_each_form_gives_the_same_images_and_classes(tmp_path: Path, form: str, prefix: str):
+    data = load(prefix + str(save(make(), tmp_path / "set", form)))
+    assert np.array_equal(data.images, EXPECTED)
+    assert data.class_names == ("cat", "dog")
+    assert data.labels.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("form", ["dict", "parquet"])
+def test_splits_are_the_datasets_own(tmp_path: Path, form: str):
+    folder = save(make(), tmp_path / "set", form)
+    assert len(load(folder, "test")) == 1
+    assert len(load(folder, "validation")) == 1
+    with pytest.raises(ScaleLongError, match=r"has no split 'extra'.* \(it has: test, train\)"):
+        load(folder, "extra")
+
+
+def test_captions_may_be_text_or_lists_of_text(tmp_path: Path):
+    texts = [f"number {seed}" for seed in range(COUNT)]
+    single = make(text=(datasets.Value("string"), texts))
+    many = make(captions=(datasets.Sequence(datasets.Value("string")), [[text, "also"] for text in texts]))
+    assert list(load(save(single, tmp_path / "a", "one")).captions) == texts
+    assert load(save(many, tmp_path / "b", "parquet")).captions.of(2) == ["number 2", "also"]
+
+
+def test_columns_can_be_named(tmp_path: Path):
+    kinds = ["x", "y", "x", "z", "y", "x"]
+    dataset = make(kind=(datasets.Value("string"), kinds), alt=(datasets.Value("string"), kinds))
+    folder = save(dataset, tmp_path / "set", "one")
+    data = load(folder, label_column="kind", caption_column="alt")
+    assert [data.class_names[label] for label in data.labels] == kinds
+    assert list(data.captions) == kinds
+    with pytest.raises(ScaleLongError, match=r"unknown label column .*'kinds'; did you mean 'kind'"):
+        load(folder, label_column="kinds")
+
+
+def test_numbers_without_names_are_classes(tmp_path: Path):
+    dataset = make().remove_columns("label").add_column("label", [0, 3, 1, 2, 0, 0])
+    assert load(save(dataset, tmp_path / "set", "parquet")).num_classes == 4
+
+
+def test_rows_of_one_image_are_its_captions(tmp_path: Path):
+    texts = [f"number {seed}" for seed in range(COUNT)]
+    dataset = make(caption=(datasets.Value("string"), texts), cocoid=(datasets.Value("int64"), [7, 7, 7, 8, 9, 9]))
+    folder = save(dataset, tmp_path / "set", "one")
+    reading = read_hub(str(folder), "train", Options(), source="x", group="cocoid")
+    captions = [job().captions for job in reading.jobs]
+    assert captions == [tuple(texts[:3]), (texts[3],), tuple(texts[4:])]
+
+
+def test_a_label_of_minus_one_is_out_of_range(tmp_path: Path):
+    dataset = make().remove_columns("label").add_column("label", [0, 1, -1, 0, 0, 0])
+    folder = save(dataset.cast_column("label", datasets.ClassLabel(names=["a", "b"])), tmp_path / "set", "one")
+    with pytest.raises(ScaleLongError, match=r"row 2 has label -1, which is out of range: the classes are 0…1"):
+        load(folder)
+    assert len(load(folder, skip_bad=True)) == 5
+
+
+def test_a_broken_image_names_its_row(tmp_path: Path):
+    rows = {"image": [{"bytes": png(0), "path": None}, {"bytes": b"broken", "path": None}]}
+    dataset = datasets.Dataset.from_dict(rows, features=datasets.Features(image=datasets.Image()))
+    folder = save(dataset, tmp_path / "set", "one")
+    with pytest.raises(ScaleLongError, match=r"row 1 is not an image"):
+        load(folder)
+
+
+def test_a_local_table_does_not_get_to_name_files(tmp_path: Path):
+    picture(0).save(tmp_path / "private.png")
+    rows = {"image": [{"bytes": None, "path": str(tmp_path / "private.png")}]}
+    (tmp_path / "set").mkdir()
+    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    parquet.write_table(pyarrow.table({"image": pyarrow.array(rows["image"], kind)}), tmp_path / "set" / "a.parquet")
+    with pytest.raises(ScaleLongError, match="row 0 has no image"):
+        load(tmp_path / "set")
+
+
+def test_a_dataset_without_images_says_what_it_has(tmp_path: Path):
+    datasets.Dataset.from_dict({"text": ["a"], "size": [1]}).save_to_disk(tmp_path / "set")
+    with pytest.raises(ScaleLongError, match="has no column of images; it has text, size"):
+        load(tmp_path / "set")
+
+
+def test_a_damaged_table_is_a_sentence(tmp_path: Path):
+    folder = save(make(), tmp_path / "set", "parquet")
+    path = folder / "data" / "train-00000-of-00001.parquet"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ScaleLongError, match="cannot be read as a Hugging Face dataset") as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_scripts_and_pickles_in_the_folder_are_not_run(tmp_path: Path):
+    class Planted:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.mkdir, (tmp_path / "executed",)
+
+    folder = save(make(), tmp_path / "set", "parquet")
+    trap = f"import os; os.mkdir({str(tmp_path / 'executed')!r})"
+    (folder / "set.py").write_text(trap)
+    (folder / "__init__.py").write_text(trap)
+    (folder / "data" / "extra.pkl").write_bytes(pickle.dumps(Planted()))
+    assert len(load(folder)) == COUNT
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_name_on_the_hub_without_a_network_is_a_sentence():
+    with pytest.raises(ScaleLongError, match=r"hf:nobody/nothing cannot be had") as caught:
+        load("hf:nobody/nothing")
+    assert "\n" not in str(caught.value)
