@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelong import ScaleLongError
+from scalelong.evaluation import kernel as kernel_module
 from scalelong.evaluation import kernel_distance
 from scalelong.evaluation.interval import bootstrap
 
@@ -32,6 +33,13 @@ def test_kid_is_the_double_loop(m, n, width, seed):
     x, y = random.standard_normal((m, width)), random.standard_normal((n, width)) + 0.5
     found = kernel_distance(torch.from_numpy(x), torch.from_numpy(y))
     assert found.value == pytest.approx(double_loop(x, y), rel=1e-9, abs=1e-12)
+
+
+def test_blocks_leave_no_pair_out(monkeypatch):
+    monkeypatch.setattr(kernel_module, "BLOCK", 4)
+    generator = torch.Generator().manual_seed(4)
+    x, y = (torch.randn(n, 3, dtype=torch.float64, generator=generator) for n in (13, 10))
+    assert kernel_distance(x, y).value == pytest.approx(double_loop(x.numpy(), y.numpy()), rel=1e-9)
 
 
 def test_spread_is_the_deviation_of_kid_over_disjoint_subsets():

@@ -260,7 +260,7 @@ def _print_comparison(comparison: Comparison, evaluations: dict[str, Evaluation]
     table = Table()
     metric = evaluations[comparison.ranking[0]].card.metric
     for column in ("", "evaluation", metric, "95% interval", "KID"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for place, name in enumerate(comparison.ranking, start=1):
         found = evaluations[name]
         interval = found.frechet_interval

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,43 +40,38 @@ def kernel_distance(features: Tensor, reference: Tensor, subset_size: int | None
     subsets = smaller // size
     if size < 2 or subsets < 1:
         raise ScaleLongError(f"subset_size is {size}; it must be from 2 to {smaller}, the number of features")
-    within = _sums(features, features, size)
-    across = _sums(features, reference, size)
-    beside = _sums(reference, reference, size)
+    within, across, beside = (
+        _row_sums(features, features),
+        _row_sums(features, reference),
+        _row_sums(reference, reference),
+    )
     m, n = len(features), len(reference)
-    value = float(within.rows.sum() / (m * (m - 1)) + beside.rows.sum() / (n * (n - 1)))
-    value -= 2 * float(across.rows.sum() / (m * n))
-    pairs = size * (size - 1)
-    of_subsets = (within.blocks[:subsets] + beside.blocks[:subsets]) / pairs - 2 * across.blocks[:subsets] / size**2
-    influence = 2 * (within.rows / (m - 1) - across.rows / n)
-    spread = float(of_subsets.std()) if subsets > 1 else float("nan")
+    value = float(within.sum() / (m * (m - 1)) + beside.sum() / (n * (n - 1)) - 2 * across.sum() / (m * n))
+    starts = range(0, subsets * size, size)
+    of_subsets = np.array([_kid(features[at : at + size], reference[at : at + size]) for at in starts])
+    influence = 2 * (within / (m - 1) - across / n)
+    spread = float(of_subsets.std(ddof=1)) if subsets > 1 else float("nan")
     return KernelDistance(value, spread, subsets, size, influence - influence.mean())
 
 
-@dataclass(frozen=True)
-class _Sums:
-    rows: Tensor  # (m,): Σ_j k(x_i, y_j), without j = i where both are the same set
-    blocks: Tensor  # Σ k over the pairs of subset b of x with subset b of y
+def _kid(x: Tensor, y: Tensor) -> float:
+    """KID between two sets of one size."""
+    size = len(x)
+    within = _row_sums(x, x).sum() + _row_sums(y, y).sum()
+    return float(within / (size * (size - 1)) - 2 * _row_sums(x, y).sum() / size**2)
 
 
-def _sums(x: Tensor, y: Tensor, size: int) -> _Sums:
-    """Sums of the kernel by blocks, so that no (m, n) matrix is ever held."""
+def _row_sums(x: Tensor, y: Tensor) -> Tensor:
+    """(m,): Σ_j k(x_i, y_j), without j = i where x is y; by blocks, so that no (m, n) matrix is ever held."""
     same = x is y
     rows = torch.zeros(len(x), dtype=torch.float64)
-    blocks = torch.zeros(min(len(x), len(y)) // size, dtype=torch.float64)
-    for i, start in enumerate(range(0, len(x), size)):
-        left = x[start : start + size].double()
-        for j, begin in enumerate(range(0, len(y), size)):
-            if same and j < i:
-                continue
-            right = left if same and i == j else y[begin : begin + size].double()
-            kernel = (left @ right.T).div_(x.shape[1]).add_(1).pow_(3)
+    for i in range(0, len(x), BLOCK):
+        left = x[i : i + BLOCK].double()
+        for j in range(i if same else 0, len(y), BLOCK):
+            kernel = (left @ y[j : j + BLOCK].double().T).div_(x.shape[1]).add_(1).pow_(3)
             if same and i == j:
                 kernel.fill_diagonal_(0)
-            sums = kernel.sum(dim=1)
-            rows[start : start + size] += sums
-            if same and i != j:
-                rows[begin : begin + size] += kernel.sum(dim=0)
-            if i == j and i < len(blocks):
-                blocks[i] = sums.sum()
-    return _Sums(rows, blocks)
+            rows[i : i + BLOCK] += kernel.sum(dim=1)
+            if same and i != j:  # the kernel is symmetric: the block below the diagonal is this one
+                rows[j : j + BLOCK] += kernel.sum(dim=0)
+    return rows

@@ -1,0 +1,169 @@
+"""`scalelong evaluate` and `scalelong data stats`, on real weights and a real run, as a user types them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "evaluation"))
+
+from small_pictures import pictures, write_pictures
+
+from scalelong import ScaleLongError
+from scalelong.cli import main
+from scalelong.evaluation.efficientnet import EFFICIENTNET_LITE0
+from scalelong.evaluation.inception_weights import INCEPTION
+from scalelong.evaluation.weights import load_weights
+
+CHEAP = ["--extractor", "efficientnet-lite0"]
+
+
+@pytest.fixture(autouse=True)
+def _weights():
+    try:
+        load_weights(EFFICIENTNET_LITE0)
+        load_weights(INCEPTION)
+    except ScaleLongError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    one = write_pictures(tmp_path / "one", pictures(8, size=12))
+    return str(one), str(write_pictures(tmp_path / "two", pictures(8, size=12, seed=1, high=150)))
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as left:
+        main([*map(str, arguments)])
+    said = capsys.readouterr()
+    return left.value.code, said.out, said.err
+
+
+def test_two_folders_give_fid_in_json(capsys, folders):
+    one, two = folders
+    code, out, err = run(capsys, "evaluate", "--images", one, "--reference", two, "--n", 6, "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["fid"] == answer["frechet"] > 0
+    assert answer["card"]["metric"] == "FID"
+    assert answer["card"]["extractor"] == "inception-2015-12-05"
+    assert (answer["card"]["n"], answer["card"]["reference"]["n"]) == (6, 8)
+    assert "warning: 6 images are too few for 2,048 features: their covariance has rank 5" in err
+
+
+def test_the_table_holds_the_card_and_out_writes_it(capsys, folders, tmp_path):
+    one, two = folders
+    target = tmp_path / "evaluation.json"
+    code, out, _ = run(capsys, "evaluate", "--images", one, "--reference", two, *CHEAP, "--out", target)
+    assert code == 0
+    for word in ("not FID", "KID", "efficientnet-lite0", "resize", "versions", "one, 12×12×3", "two, 8 images"):
+        assert word in out
+    assert json.loads(target.read_text())["fid"] is None
+
+
+def test_comparison_ranks_and_refuses(capsys, folders, tmp_path):
+    one, two = folders
+    files = [tmp_path / f"{name}.json" for name in ("first", "second", "fewer")]
+    for file, images, n in zip(files, (two, one, one), (8, 8, 7), strict=True):
+        evaluate = ["evaluate", "--images", images, "--reference", two, *CHEAP, "--n", n, "--out", file]
+        assert run(capsys, *evaluate)[0] == 0
+    code, out, _ = run(capsys, "evaluate", *files[:2], "--compare")
+    assert code == 0
+    assert "interval" in out
+    code, out, _ = run(capsys, "evaluate", *files[:2], "--compare", "--json")
+    assert [entry["name"] for entry in json.loads(out)["ranking"]] == [str(file) for file in files[:2]]
+    code, out, err = run(capsys, "evaluate", *files[1:], "--compare")
+    assert code == 1
+    assert out == ""
+    assert err.startswith("error: these figures cannot be ranked, for their cards differ in n (8 in ")
+    code, out, _ = run(capsys, "evaluate", *files[1:], "--compare", "--json")
+    assert code == 1
+    assert json.loads(out)["comparable"] is False
+    assert list(json.loads(out)["differences"]) == ["n"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one run folder"),
+        (["a", "b"], "give one run folder"),
+        (["a", "--images", "x", "--reference", "y"], "give one run folder"),
+        (["--images", "."], "--images needs --reference"),
+        (["--images", ".", "--reference", ".", "--sampler", "ddim"], "are for a run"),
+        (["--images", "nowhere", "--reference", "."], "nowhere is not a folder"),
+        (["nowhere"], "nowhere is not a run folder"),
+        (["--compare"], "at least 2 evaluations"),
+        (["--vary", "n", "a"], "--vary goes with --compare"),
+        (["nowhere", "nothing", "--compare"], "nowhere cannot be read"),
+        (["--images", "EMPTY", "--reference", "."], "holds no images"),
+    ],
+)
+def test_errors_are_one_sentence(capsys, tmp_path, arguments, message):
+    arguments = [str(tmp_path) if argument == "EMPTY" else argument for argument in arguments]
+    code, out, err = run(capsys, "evaluate", *arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_weights_file_with_another_hash_stops_everything(capsys, folders, tmp_path):
+    one, two = folders
+    (tmp_path / "weights.pt").write_bytes(b"not the weights")
+    arguments = [
+        "--images",
+        one,
+        "--reference",
+        two,
+        "--weights",
+        tmp_path / "weights.pt",
+        "--out",
+        tmp_path / "e.json",
+    ]
+    code, out, err = run(capsys, "evaluate", *arguments)
+    assert (code, out) == (1, "")
+    assert "it was not opened" in err
+    assert not (tmp_path / "e.json").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    from scalelong.training import override, preset, train
+
+    folder = tmp_path_factory.mktemp("run") / "digits"
+    small = {"train.steps": 2, "model.embed_dim": 16, "model.depth": 2, "sample.n": 0, "train.batch_size": 4}
+    train(override(preset("digits"), {**small, "model.num_heads": 2, "validate.n": 4}), folder, quiet=True)
+    return folder
+
+
+def test_a_run_is_evaluated_with_its_card(capsys, trained):
+    arguments = ["evaluate", trained, "--n", 10, "--steps", 3, "--reference", "digits:train:20", *CHEAP]
+    code, out, _ = run(capsys, *arguments, "--json")
+    answer = json.loads(out)
+    assert code == 0
+    made = answer["card"]["generation"]
+    assert (made["sampler"], made["evaluations"], made["guidance"]) == ("dpm-solver-fast", 3, 1.0)
+    assert (made["step"], made["effective_batch"], made["train_seed"], made["ema"]) == (2, 4, 0, 0.995)
+    assert answer["card"]["image"] == [8, 8, 1]
+    assert json.loads((trained / "evaluation.json").read_text()) == answer
+    code, out, _ = run(capsys, *arguments, "--batch-size", 3)  # no batch size changes an image
+    assert code == 0
+    assert "checkpoint step" in out
+    again = json.loads((trained / "evaluation.json").read_text())
+    assert again["card"]["content"] == answer["card"]["content"]
+    assert again["frechet"] == pytest.approx(answer["frechet"], rel=1e-3)
+
+
+def test_statistics_are_computed_once_with_their_card(capsys, tmp_path):
+    arguments = ["data", "stats", "digits", "--split", "train", "--n", 20, *CHEAP]
+    code, out, _ = run(capsys, *arguments, "--json")
+    card = json.loads(out)
+    assert code == 0
+    assert (card["name"], card["split"], card["n"], card["image"]) == ("digits", "train", 20, [8, 8, 1])
+    code, out, _ = run(capsys, *arguments, "--out", tmp_path / "digits.safetensors")
+    assert code == 0
+    assert f"--reference {tmp_path / 'digits.safetensors'}" in out
+    assert card["created"] in out  # the same computation, not another one
+    assert run(capsys, *arguments, "--out", tmp_path / "digits.npz")[0] == 1
