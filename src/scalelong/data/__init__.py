@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "scalelong.data.catalog": ("CATALOG", "spec_of"),
-    "scalelong.data.captions": ("Captions",),
-    "scalelong.data.dataset": ("ImageData",),
-    "scalelong.data.latents": ("LatentData", "decode_latents", "encode_latents", "load_vae"),
-    "scalelong.data.prepare": ("load", "prepared"),
-    "scalelong.data.spec": ("DatasetSpec",),
-    "scalelong.data.text_encoder": ("TextEncoder", "encode_prompts", "load_text_encoder"),
-    "scalelong.data.tokens": ("TokenData", "encode_text"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+from scalelong.lazy import lazy
 
-__all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'scalelong.data' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        "scalelong.data.catalog": ("CATALOG", "spec_of"),
+        "scalelong.data.captions": ("Captions",),
+        "scalelong.data.dataset": ("ImageData",),
+        "scalelong.data.latents": ("LatentData", "decode_latents", "encode_latents", "load_vae"),
+        "scalelong.data.prepare": ("load", "prepared"),
+        "scalelong.data.spec": ("DatasetSpec",),
+        "scalelong.data.text_encoder": ("TextEncoder", "encode_prompts", "load_text_encoder"),
+        "scalelong.data.tokens": ("TokenData", "encode_text"),
+    },
+)
 
 if TYPE_CHECKING:
     from scalelong.data.captions import Captions as Captions

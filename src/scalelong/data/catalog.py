@@ -112,7 +112,7 @@ CATALOG = {
             "emoji of five sets with their names as captions",
             image_size=32,
             channels=3,
-            counts={"train": (11_929,), "validation": (685,)},
+            counts={"train": (11_917,), "validation": (685,)},
             read=_emoji_from_folder,
             sources=(Source("npm @iconify-json (5 sets)", _emoji_from_npm),),
             num_classes=len(emoji.CATEGORIES),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +129,12 @@ def load_vae(vae: str | Path | nn.Module) -> Any:
         raise ScaleLongError(f"there is no folder {vae} with an autoencoder")
     within = {"subfolder": "vae"} if (place / "vae").is_dir() else {}
     try:
-        # Only safetensors: the older weight files are pickles.
-        model = diffusers.AutoencoderKL.from_pretrained(
-            str(place) if place.is_dir() else str(vae), use_safetensors=True, **within
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="huggingface_hub")  # about arguments that diffusers passes
+            # Only safetensors: the older weight files are pickles.
+            model = diffusers.AutoencoderKL.from_pretrained(
+                str(place) if place.is_dir() else str(vae), use_safetensors=True, **within
+            )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ScaleLongError(
             f"the autoencoder {vae} cannot be loaded ({' '.join(str(error).split())[:300]})"

@@ -78,8 +78,8 @@ def _drawings(paths: list[Path]) -> Iterator[Drawing]:
         icons, _ = sets[name]
         for title, icon in sorted(icons["icons"].items()):
             known = spelling.get(title) if name == RUN_TOGETHER else title
-            if known not in category or icon.get("hidden"):
-                continue  # no category, or an old name that is kept for compatibility
+            if known not in category or icon.get("hidden") or _all_white(icon["body"]):
+                continue  # no category; an old name kept for compatibility; white symbols made to be laid on others
             label = category[known]
             yield Drawing(f"{name}:{title}", _caption(known, name, label), label, _svg(icons, icon))
 
@@ -89,6 +89,10 @@ def _caption(name: str, drawn_by: str, label: int) -> str:
     if drawn_by.startswith("fluent") and CATEGORIES[label] == "People & Body":
         name = re.sub(r"-(light|medium-light|medium|medium-dark|dark)$", r"-\1-skin-tone", name)
     return name.replace("-", " ")
+
+
+def _all_white(body: str) -> bool:
+    return set(re.findall(r"#[0-9a-fA-F]{3,8}|url|currentColor", body)) == {"#fff"}
 
 
 def _svg(icons: dict[str, Any], icon: dict[str, Any]) -> str:
