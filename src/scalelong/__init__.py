@@ -5,52 +5,42 @@ Names are imported when they are first used, so that `import scalelong` costs no
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from scalelong.lazy import lazy
 from scalelong.version import __version__ as __version__
 
-_HOMES = {
-    "scalelong.errors": ("MissingExtraError", "ScaleLongError", "ScalingWarning"),
-    "scalelong.scaling": (
-        "ConstantScaling",
-        "ExplicitScaling",
-        "LearnableScaling",
-        "NoScaling",
-        "ReZeroScaling",
-        "StableScaling",
-        "UniformScaling",
-        "parse_scaling",
-    ),
-    "scalelong.skips": (
-        "Site",
-        "apply",
-        "describe",
-        "load_scaling",
-        "parameters",
-        "register_adapter",
-        "remove",
-        "save_scaling",
-        "unscaled",
-    ),
-    "scalelong.models": ("StackedUNet", "UViT", "build_unet"),
-    "scalelong.stability.kappa": ("KappaEstimate", "estimate_kappa"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_ROOMS = ("data",)  # subpackages that are reached as attributes
-
-__all__ = sorted([*_HOME_OF, "__version__"])
-
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return importlib.import_module(f"scalelong.{name}")
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'scalelong' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        "scalelong.errors": ("MissingExtraError", "ScaleLongError", "ScalingWarning"),
+        "scalelong.scaling": (
+            "ConstantScaling",
+            "ExplicitScaling",
+            "LearnableScaling",
+            "NoScaling",
+            "ReZeroScaling",
+            "StableScaling",
+            "UniformScaling",
+            "parse_scaling",
+        ),
+        "scalelong.skips": (
+            "Site",
+            "apply",
+            "describe",
+            "load_scaling",
+            "parameters",
+            "register_adapter",
+            "remove",
+            "save_scaling",
+            "unscaled",
+        ),
+        "scalelong.models": ("StackedUNet", "UViT", "build_unet"),
+        "scalelong.stability.kappa": ("KappaEstimate", "estimate_kappa"),
+        "scalelong.training.run": ("load_run",),
+    },
+)
+__all__ += ["__version__"]
 
 
 def __dir__() -> list[str]:
@@ -83,3 +73,4 @@ if TYPE_CHECKING:
     from scalelong.skips import unscaled as unscaled
     from scalelong.stability.kappa import KappaEstimate as KappaEstimate
     from scalelong.stability.kappa import estimate_kappa as estimate_kappa
+    from scalelong.training.run import load_run as load_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
     """Yield `items` while showing how far along they are, on standard error."""
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     if sys.stderr.isatty() and find_spec("rich") is not None:  # the base install has no rich
         yield from _bar(items, description, total)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from typing import Any
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -22,6 +24,8 @@ def main(argv: list[str] | None = None) -> None:
         )
         raise SystemExit(1) from None
 
+    if not debug:
+        warnings.showwarning = _show_warning
     try:
         app(arguments, prog_name="scalelong")
     except KeyboardInterrupt:
@@ -37,6 +41,11 @@ def main(argv: list[str] | None = None) -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _show_warning(message: Warning | str, *where: Any, **options: Any) -> None:
+    """One line for people: what is warned of, not where in the code."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def _for_people(error: BaseException) -> bool:

@@ -4,30 +4,40 @@ process = get_process("vp")
 t, eps = process.times(uniforms), normals
 simple_loss(net, process, x_0, t, eps).loss.backward()
 for images in sample(net, 64, (3, 32, 32), process, sampler="dpm-solver-fast"): ...
+
+Names are imported when they are first used: the processes and the objective need torch alone.
 """
 
 from __future__ import annotations
 
-from scalelong.diffusion.guidance import clip_denoised, guided
-from scalelong.diffusion.objective import SimpleLoss, simple_loss
-from scalelong.diffusion.process import DDPM, PROCESSES, VPSDE, Process, StableDiffusion, get_process
-from scalelong.diffusion.samplers import SAMPLERS, Sampler, State, get_sampler
-from scalelong.diffusion.sampling import sample
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DDPM",
-    "PROCESSES",
-    "SAMPLERS",
-    "VPSDE",
-    "Process",
-    "Sampler",
-    "SimpleLoss",
-    "StableDiffusion",
-    "State",
-    "clip_denoised",
-    "get_process",
-    "get_sampler",
-    "guided",
-    "sample",
-    "simple_loss",
-]
+from scalelong.lazy import lazy
+
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        "scalelong.diffusion.guidance": ("clip_denoised", "guided"),
+        "scalelong.diffusion.objective": ("SimpleLoss", "simple_loss"),
+        "scalelong.diffusion.process": ("DDPM", "PROCESSES", "VPSDE", "Process", "StableDiffusion", "get_process"),
+        "scalelong.diffusion.samplers": ("SAMPLERS", "Sampler", "State", "get_sampler"),
+        "scalelong.diffusion.sampling": ("sample",),
+    },
+)
+
+if TYPE_CHECKING:
+    from scalelong.diffusion.guidance import clip_denoised as clip_denoised
+    from scalelong.diffusion.guidance import guided as guided
+    from scalelong.diffusion.objective import SimpleLoss as SimpleLoss
+    from scalelong.diffusion.objective import simple_loss as simple_loss
+    from scalelong.diffusion.process import DDPM as DDPM
+    from scalelong.diffusion.process import PROCESSES as PROCESSES
+    from scalelong.diffusion.process import VPSDE as VPSDE
+    from scalelong.diffusion.process import Process as Process
+    from scalelong.diffusion.process import StableDiffusion as StableDiffusion
+    from scalelong.diffusion.process import get_process as get_process
+    from scalelong.diffusion.samplers import SAMPLERS as SAMPLERS
+    from scalelong.diffusion.samplers import Sampler as Sampler
+    from scalelong.diffusion.samplers import State as State
+    from scalelong.diffusion.samplers import get_sampler as get_sampler
+    from scalelong.diffusion.sampling import sample as sample

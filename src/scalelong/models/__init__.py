@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOME_OF = {
-    "UViT": "scalelong.models.uvit",
-    "build_unet": "scalelong.models.unet",
-    "StackedUNet": "scalelong.models.stacked",
-}
-__all__ = ["StackedUNet", "UViT", "build_unet"]
+from scalelong.lazy import lazy
 
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        "scalelong.models.stacked": ("StackedUNet",),
+        "scalelong.models.unet": ("build_unet",),
+        "scalelong.models.uvit": ("UViT",),
+    },
+)
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'scalelong.models' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+if TYPE_CHECKING:
+    from scalelong.models.stacked import StackedUNet as StackedUNet
+    from scalelong.models.unet import build_unet as build_unet
+    from scalelong.models.uvit import UViT as UViT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,9 +11,11 @@ from typing import Any, TypeVar
 from torch import nn
 
 from scalelong.errors import ScaleLongError, ScalingWarning, unknown
+from scalelong.notices import kappa_notices
 from scalelong.scaling import (
     BlockScaling,
     ConstantScaling,
+    FixedScaling,
     NoScaling,
     Scaling,
     SkipScaling,
@@ -27,7 +30,6 @@ from scalelong.skips.sites import Site
 
 NAME = "skip_scaling"  # the attribute of a network's root under which its one scaling module is registered
 PLACEMENTS = ("join", "after_norm")
-SMALLEST = 0.01  # below this the innermost skip is as good as cut
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -69,7 +71,7 @@ def apply(
             if not isinstance(spec, NoScaling):
                 scaler = build(spec, [site.shape for site in found])
                 scaler.sites, scaler.placement = tuple(found), placement
-                _warn_if_cut(spec, len(found))
+                _give_notice(spec, len(found))
                 _put_on(root, scaler)
     _note_in_config(root, spec)
     return net
@@ -226,17 +228,16 @@ _WRAPPERS = {
 }
 
 
-def _warn_if_cut(spec: Scaling, n: int) -> None:
-    """DESIGN's notice: κ^(N−1) below 0.01 leaves the innermost skip unused."""
-    if isinstance(spec, ConstantScaling) and spec.kappa ** (n - 1) < SMALLEST:
-        smallest = min(spec.coefficients(n))
-        advice = SMALLEST ** (1 / (n - 1))
-        warnings.warn(
-            f"kappa = {spec.kappa:g} with {n} long skips scales one of them by {smallest:.2g}, which all but cuts it; "
-            f"kappa from {advice:.2f} up keeps every skip above {SMALLEST:g} (scalelong.estimate_kappa proposes one)",
-            ScalingWarning,
-            stacklevel=3,
-        )
+def _give_notice(spec: Scaling, n: int) -> None:
+    """A skip that is all but cut is a warning; Σκ² outside the paper's range is information, for the log."""
+    if not isinstance(spec, FixedScaling):
+        return
+    kappa = spec.kappa if isinstance(spec, ConstantScaling) else None
+    for notice in kappa_notices(spec.coefficients(n), kappa):
+        if notice.level == "warning":
+            warnings.warn(f"{notice} (scalelong.estimate_kappa proposes one)", ScalingWarning, stacklevel=3)
+        else:
+            logging.getLogger("scalelong").info("%s", notice)
 
 
 def _note_in_config(root: nn.Module, spec: Scaling) -> None:

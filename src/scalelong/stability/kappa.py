@@ -11,27 +11,16 @@ import torch
 from torch import Tensor
 
 from scalelong.errors import ScaleLongError
-from scalelong.stability.bounds import closed_sum_of_squares, expected_input_norm, kappa_for_sum, sum_of_squares
+from scalelong.notices import PAPER_MEAN as PAPER_MEAN
+from scalelong.notices import SMALLEST, UPPER, Notice, number
+from scalelong.notices import kappa_notices as kappa_notices
+from scalelong.stability.bounds import closed_sum_of_squares, expected_input_norm, kappa_for_sum
 from scalelong.stability.ratios import Histogram, Ratios, histogram, process_name, sample_ratios
 
 if TYPE_CHECKING:
     from scalelong.diffusion.process import Process
 
-UPPER = 5.0  # the paper's constant: "a rough upper bound of 5", below which 97 % of its ratios lie
-SMALLEST = 0.01  # below it a skip is as good as cut
-PAPER_MEAN = 1.22  # the paper's mean ratio over CIFAR-10, CelebA and ImageNet
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something worth saying about a choice of coefficients. `level` is "info" or "warning"."""
-
-    level: str
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True)
@@ -156,7 +145,7 @@ def choose_kappa(mean_ratio: float, n: int) -> tuple[float, float, float, str]:
     if mean_ratio > cap:
         what = "the paper's bound of 5" if cap == UPPER else f"what {n} long skips can give"
         reason = (
-            f"the mean ratio {_number(mean_ratio)} lies above {what} (Σκ² ≤ {cap:g}), so the range is empty and its "
+            f"the mean ratio {number(mean_ratio)} lies above {what} (Σκ² ≤ {cap:g}), so the range is empty and its "
             "upper end is all that can be recommended; such data are close to zero, look at their scale before training"
         )
         return high, high, high, reason
@@ -184,36 +173,6 @@ def _rounded(kappa: float, low: float, high: float) -> float:
     return next((value for value in candidates if low <= value <= high), kappa)
 
 
-def kappa_notices(
-    coefficients: Sequence[float], kappa: float | None = None, mean_ratio: float | None = None
-) -> list[Notice]:
-    """What there is to say about κ_1 … κ_N: Σκ² outside [mean ratio, min(5, N)], and a skip that is all but cut.
-
-    `kappa` is the base of CS where there is one; without `mean_ratio` the paper's 1.22 stands in.
-    """
-    n, total = len(coefficients), sum_of_squares(coefficients)
-    cap = min(UPPER, float(n))
-    mean, whose = (
-        (PAPER_MEAN, "the paper's mean ratio") if mean_ratio is None else (mean_ratio, "the data's mean ratio")
-    )
-    notices = []
-    if total < min(mean, cap) * (1 - 1e-9):
-        text = (
-            f"Σκ² = {total:.2f} is below {whose} {_number(mean)}: the output may be too small for the noise it predicts"
-        )
-        notices.append(Notice("info", text))
-    elif total > cap * (1 + 1e-9):
-        text = f"Σκ² = {total:.2f} is above {cap:g}, the upper end of the paper's range: features may oscillate more"
-        notices.append(Notice("info", text))
-    if kappa is not None and n > 1 and min(coefficients) < SMALLEST:
-        text = (
-            f"kappa = {kappa:g} with {n} long skips scales one of them by {min(coefficients):.2g}, which all but cuts "
-            f"it; kappa from {SMALLEST ** (1 / (n - 1)):.2f} up keeps every skip at {SMALLEST:g} or more"
-        )
-        notices.append(Notice("warning", text))
-    return notices
-
-
 def _data_notices(ratios: Ratios, latents: bool) -> tuple[Notice, ...]:
     notices = []
     if ratios.smallest == ratios.largest:
@@ -236,7 +195,3 @@ def _cs_sum(kappa: float, n: int) -> float:
     from scalelong.scaling import ConstantScaling
 
     return closed_sum_of_squares(ConstantScaling(kappa), n)
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if value < 1000 else f"{value:.3g}"

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from scalelong.diffusion.process import Process, get_process
 from scalelong.errors import ScaleLongError
 from scalelong.progress import track
-
-if TYPE_CHECKING:
-    from scalelong.diffusion.process import Process
 
 PIXEL_BINS = 64
 CHUNK_VALUES = 1 << 22  # values converted to float at a time
@@ -163,7 +156,7 @@ def _checked_shape(images: Any) -> tuple[int, ...]:
 def _alpha_bars(process: str | Process | Sequence[float] | Tensor, u: Tensor) -> Tensor:
     """ᾱ at the times that the process trains on for the uniforms `u`, or drawn evenly from a table of ᾱ."""
     if isinstance(process, str) or process_name(process) is not None:
-        chosen = _process_module().get_process(process) if isinstance(process, str) else process
+        chosen = get_process(process) if isinstance(process, str) else process
         return chosen.alpha_bar(chosen.times(u))  # type: ignore[union-attr]
     table = torch.as_tensor(process, dtype=torch.float64).cpu()
     if table.ndim != 1 or not len(table) or not bool(((table >= 0) & (table <= 1)).all()):
@@ -178,27 +171,6 @@ def process_name(process: object) -> str | None:
     if isinstance(process, Tensor) or not hasattr(process, "alpha_bar"):
         return None
     return str(getattr(process, "name", type(process).__name__))
-
-
-@cache
-def _process_module() -> ModuleType:
-    """`scalelong.diffusion.process`, which needs torch alone; in the base install, where the package around it
-    cannot be imported for want of numpy, the file is loaded by itself."""
-    try:
-        from scalelong.diffusion import process
-
-        return process
-    except ImportError as error:
-        if error.name != "numpy":
-            raise
-    path = Path(__file__).parents[1] / "diffusion" / "process.py"
-    spec = importlib.util.spec_from_file_location("scalelong_process_alone", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
 
 
 def _chi_square(degrees: int, samples: int, seed: int) -> Tensor:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "scalelong.training.config": ("Config", "override"),
-    "scalelong.training.loop": ("train",),
-    "scalelong.training.presets": ("PRESETS", "preset"),
-    "scalelong.training.run": ("Run", "load_run"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+from scalelong.lazy import lazy
 
-__all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'scalelong.training' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        "scalelong.training.config": ("Config", "override"),
+        "scalelong.training.loop": ("train",),
+        "scalelong.training.presets": ("PRESETS", "preset"),
+        "scalelong.training.run": ("Run", "load_run"),
+    },
+)
 
 if TYPE_CHECKING:
     from scalelong.training.config import Config as Config

@@ -17,6 +17,9 @@ import numpy as np
 import torch
 
 from scalelong.errors import ScaleLongError
+from scalelong.notices import kappa_notices
+from scalelong.scaling import FixedScaling, NoScaling, parse_scaling
+from scalelong.skips import find_sites
 from scalelong.training import checkpoint
 from scalelong.training.config import Config, differences
 from scalelong.training.display import Display
@@ -45,7 +48,7 @@ def train(config: Config, out: Path | str, *, quiet: bool = False) -> Result:
         notes = _resume(trainer, run, config)
         start = trainer.progress.step
         with Display(run.name, config.train.steps, start, config.train.batch_size, quiet=quiet or not main) as display:
-            for note in notes:
+            for note in [*notes, *_notices(trainer)]:
                 display.say(note)
             if start >= config.train.steps:
                 display.say(f"{run.folder} is finished: {start} of {config.train.steps} steps")
@@ -55,6 +58,15 @@ def train(config: Config, out: Path | str, *, quiet: bool = False) -> Result:
             ended = _loop(trainer, run, display)
     trainer.accelerator.end_training()
     return Result(run, trainer.progress.step, finished=ended is None, signal=ended)
+
+
+def _notices(trainer: Trainer) -> list[str]:
+    """Information about κ that is no reason to warn (`apply` has warned of what is)."""
+    spec = parse_scaling(trainer.config.scaling)
+    if not isinstance(spec, FixedScaling) or isinstance(spec, NoScaling):
+        return []
+    coefficients = spec.coefficients(len(find_sites(trainer.net)))
+    return [f"note: {notice}" for notice in kappa_notices(coefficients) if notice.level == "info"]
 
 
 def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:
@@ -103,6 +115,10 @@ class _Observers:
         self.trainer, self.run, self.display = trainer, run, display
         config = trainer.config
         self.held_out = _validation(config) if trainer.accelerator.is_main_process else None
+        if config.monitor.every and trainer.accelerator.is_main_process:
+            from scalelong.training.watching import watch
+
+            trainer.watch = watch(trainer, self.held_out, run, display)
 
     def look(self, step: int, last: bool) -> dict[str, Any]:
         """What was seen after `step`, for the log."""
@@ -117,7 +133,8 @@ class _Observers:
         return seen
 
     def close(self) -> None:
-        pass
+        if self.trainer.watch is not None:
+            self.trainer.watch.remove()
 
     def _sample(self, step: int) -> None:
         from scalelong.data.grid import save_grid

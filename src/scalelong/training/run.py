@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,14 @@ class Run:
 
     def save_model(self, net: nn.Module, step: int) -> None:
         """Replace `model/` by this network, in diffusers' folder format with the scaling beside it."""
-        from scalelong.skips import save_scaling
+        from scalelong.skips import save_scaling, unscaled
 
         fresh, old = self._asides()
         shutil.rmtree(fresh, ignore_errors=True)
         with atomic_folder(fresh) as folder:
-            net.save_pretrained(folder)  # type: ignore[operator]
+            own = "scaling" in net.config  # type: ignore[operator]  # a network that saves its scaling itself
+            with nullcontext() if own else unscaled(net):
+                net.save_pretrained(folder)  # type: ignore[operator]
             save_scaling(net, folder)
             (folder / STEP).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
         if self.model.exists():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,10 @@ from scalelong.training.ema import Ema
 from scalelong.training.examples import Batch, Examples
 from scalelong.training.network import build_network
 
+if TYPE_CHECKING:
+    from scalelong.stability.monitor import StabilityMonitor
+
+SAMPLES = 8  # of a batch that the monitor runs again where the network is compiled
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -56,6 +62,7 @@ class Trainer:
         self.denoise = Denoiser(self.wrapped)
         self.null_context = _moved(examples.null_context, self.accelerator.device)
         self.progress = Progress()
+        self.watch: StabilityMonitor | None = None  # looks at steps on their way, where the loop sets one
         self.net.train()
 
     # ------------------------------------------------------------------------------------ one step
@@ -69,13 +76,17 @@ class Trainer:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.accelerator.device)
-        for part in range(t.accumulate):
-            with self.accelerator.accumulate(self.wrapped):
-                batch = self.batch(number, part)
-                part_loss = self.loss(batch)
-                self.accelerator.backward(part_loss)
-                loss += part_loss.detach() / t.accumulate
+        with self._watched(number):
+            for part in range(t.accumulate):
+                with self.accelerator.accumulate(self.wrapped):
+                    batch = self.batch(number, part)
+                    losses = self.losses(batch)
+                    part_loss = losses.mean()
+                    self.accelerator.backward(part_loss)
+                    loss += part_loss.detach() / t.accumulate
+                    self._note(loss=losses, t=batch.t)
         grad_norm = self._clipped_norm()
+        self._note(grad_norm=grad_norm)
         seen = self._agreed(loss, grad_norm)
         skipped = self._skips(seen, number)
         if not skipped:
@@ -102,8 +113,12 @@ class Trainer:
         return self.examples.batch(step, first, count).to(self.accelerator.device)
 
     def loss(self, batch: Batch) -> Tensor:
+        return self.losses(batch).mean()
+
+    def losses(self, batch: Batch) -> Tensor:
+        """The loss of each sample."""
         with self.accelerator.autocast():
-            return self._losses(self.denoise, batch).mean()
+            return self._losses(self.denoise, batch)
 
     def _losses(self, net: nn.Module, batch: Batch) -> Tensor:
         return simple_loss(
@@ -157,6 +172,20 @@ class Trainer:
         )
 
     # ------------------------------------------------------------------------------------ looking at it
+
+    def _watched(self, number: int) -> AbstractContextManager[None]:
+        if self.watch is None:
+            return nullcontext()
+        return self.watch.step(number, batch=partial(self._again, number) if self.config.train.compile else None)
+
+    def _note(self, **seen: Tensor) -> None:
+        if self.watch is not None:
+            self.watch.note(**seen)
+
+    def _again(self, number: int, net: nn.Module) -> Tensor:
+        """A few samples of step `number` once more, for the monitor, whose hooks do not see a compiled pass."""
+        with self.accelerator.autocast():
+            return self._losses(Denoiser(net), self.batch(number).part(0, SAMPLES))
 
     @torch.no_grad()
     def validation_loss(self, held_out: Examples, n: int, net: nn.Module | None = None) -> float:
