@@ -55,7 +55,7 @@ def make(name: str) -> nn.Module:
 @functools.cache
 def example(name: str) -> Call:
     with _seed(1):
-        return NETWORKS[name].example()
+        return (NETWORKS | VARIANTS)[name].example()
 
 
 def run(net: nn.Module, name: str) -> Tensor:
@@ -70,7 +70,7 @@ def run(net: nn.Module, name: str) -> Tensor:
 @functools.cache
 def _prototype(name: str) -> nn.Module:
     with _seed(0):
-        net = NETWORKS[name].build().eval()
+        net = (NETWORKS | VARIANTS)[name].build().eval()
         for parameter in net.parameters():  # layers that start at zero would hide everything before them
             if parameter.ndim > 1 and not parameter.any():
                 nn.init.normal_(parameter, std=0.2)
@@ -165,7 +165,7 @@ DIFFUSERS = {
         _diffusers("UNet3DConditionModel", **SMALL, cross_attention_dim=8, attention_head_dim=4,
                    down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
                    up_block_types=("UpBlock3D", "CrossAttnUpBlock3D")),
-        _latent_and_text(8, 8, frames=(2,)), skips=4, checkpoint=_enable),
+        _latent_and_text(8, 8, frames=(2,)), skips=4),
     "UNetSpatioTemporalConditionModel": Network(
         _diffusers("UNetSpatioTemporalConditionModel", sample_size=8, in_channels=4, block_out_channels=(32, 64),
                    layers_per_block=1, cross_attention_dim=8, num_attention_heads=(2, 4),
@@ -244,3 +244,68 @@ OTHERS = {
 }  # fmt: skip
 
 NETWORKS = {**DIFFUSERS, **OTHERS}
+
+# ------------------------------------------------- other blocks and sizes, for the count of their skips
+
+
+def _unet2d(blocks: str, **config: Any) -> Callable[[], nn.Module]:
+    kinds = {"down_block_types": (f"{blocks}DownBlock2D",) * 2, "up_block_types": (f"{blocks}UpBlock2D",) * 2}
+    if blocks == "Resnet":
+        kinds = {"down_block_types": ("ResnetDownsampleBlock2D",) * 2, "up_block_types": ("ResnetUpsampleBlock2D",) * 2}
+    return _diffusers("UNet2DModel", **SMALL, **kinds, attention_head_dim=4, **config)
+
+
+def _spade() -> nn.Module:
+    from monai.networks.nets import SPADEDiffusionModelUNet
+
+    return SPADEDiffusionModelUNet(
+        spatial_dims=2, in_channels=1, out_channels=1, label_nc=2, num_res_blocks=1, channels=(8, 16),
+        attention_levels=(False, False), norm_num_groups=4, spade_intermediate_channels=4,
+    )  # fmt: skip
+
+
+VARIANTS = {
+    **{f"{blocks} blocks": Network(_unet2d(blocks), _image(3, 8, 8), skips=4) for blocks in ("Attn", "Resnet")},
+    "Skip blocks (NCSN++)": Network(
+        _diffusers("UNet2DModel", sample_size=16, block_out_channels=(32, 64, 64), layers_per_block=1,
+                   time_embedding_type="fourier", attention_head_dim=8,
+                   down_block_types=("SkipDownBlock2D", "AttnSkipDownBlock2D", "SkipDownBlock2D"),
+                   up_block_types=("SkipUpBlock2D", "AttnSkipUpBlock2D", "SkipUpBlock2D")),
+        _image(3, 16, 16), skips=6),
+    "simple cross-attention (Kandinsky)": Network(
+        _diffusers("UNet2DConditionModel", **SMALL, cross_attention_dim=8, attention_head_dim=4,
+                   mid_block_type="UNetMidBlock2DSimpleCrossAttn",
+                   down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+                   up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D")),
+        _latent_and_text(8, 8), skips=4),
+    "layers by block": Network(
+        _diffusers("UNet2DConditionModel", **{**CROSS, "layers_per_block": (1, 2)}), _latent_and_text(8, 8), skips=5),
+    "a residual trajectory U-Net": Network(
+        _diffusers("UNet1DModel", in_channels=4, out_channels=4, block_out_channels=(32, 64, 64), layers_per_block=1,
+                   down_block_types=("DownResnetBlock1D",) * 3, up_block_types=("UpResnetBlock1D",) * 2,
+                   mid_block_type="MidResTemporalBlock1D", out_block_type="OutConv1DBlock", act_fn="mish",
+                   time_embedding_type="positional", use_timestep_embedding=True, norm_num_groups=8),
+        lambda: Call((torch.randn(2, 4, 16), T)), skips=2),
+    "I2VGenXLUNet": Network(
+        _diffusers("I2VGenXLUNet", **SMALL, cross_attention_dim=8, attention_head_dim=4,
+                   down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
+                   up_block_types=("UpBlock3D", "CrossAttnUpBlock3D")),
+        lambda: Call((torch.randn(1, 4, 2, 8, 8), torch.tensor([3]), torch.tensor([8]), torch.randn(1, 4, 2, 8, 8),
+                      torch.randn(1, 8)), {"encoder_hidden_states": torch.randn(1, 5, 8)}), skips=4),
+    "lucidrains Unet1D": Network(
+        lambda: lucidrains().Unet1D(dim=8, dim_mults=(1, 2), channels=2),
+        lambda: Call((torch.randn(2, 2, 16), T)), skips=5, middle="mid_block2"),
+    "lucidrains Unet, self-conditioned": Network(
+        lambda: lucidrains().Unet(dim=8, dim_mults=(1, 2, 2), self_condition=True, full_attn=(True, False, False),
+                                  attn_dim_head=4, attn_heads=2),
+        _image(3, 8, 8), skips=7, middle="mid_block2"),
+    "guided-diffusion, three levels": Network(
+        lambda: GuidedUNet(num_res_blocks=2, channel_mult=(1, 2, 2)), _image(3, 8, 8), skips=9, middle="middle_block"),
+    "MONAI DiffusionModelUNet, residual, 3D": Network(
+        _monai("DiffusionModelUNet", spatial_dims=3, in_channels=1, out_channels=1, num_res_blocks=(1, 2),
+               channels=(8, 16), attention_levels=(False, False), norm_num_groups=4, resblock_updown=True),
+        _image(1, 8, 8, 8), skips=5, middle="middle_block"),
+    "MONAI SPADEDiffusionModelUNet": Network(
+        _spade, lambda: Call((torch.randn(2, 1, 8, 8), T), {"seg": torch.randn(2, 2, 8, 8)}), skips=4,
+        middle="middle_block"),
+}  # fmt: skip

@@ -64,8 +64,8 @@ class ArgumentHook(SkipHook):
             assert part.item is not None
             if not -len(items) <= part.item < len(items):
                 raise ScaleLongError(
-                    f"argument {self.name or self.position!r} has {len(items)} items, none of which is item {part.item}, "
-                    f"long skip {part.index}"
+                    f"argument {self.name or self.position!r} has {len(items)} items, but long skip {part.index} is "
+                    f"its item {part.item}"
                 )
             items[part.item] = self._scaled_part(items[part.item], part)
         return tuple(items) if isinstance(value, tuple) else items

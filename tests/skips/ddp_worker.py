@@ -1,0 +1,88 @@
+"""Two gloo processes that train scaled networks side by side, held against one process with the whole batch."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+STEPS = 3
+
+
+def run_two_processes(names: list[str], folder: Path) -> None:
+    """Train every network on two processes with half the batch each; fails where one of them does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    here = Path(__file__).resolve().parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]), "OMP_NUM_THREADS": "1"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    logs = [folder / f"rank{rank}.log" for rank in (0, 1)]
+    processes = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as file:
+            command = [sys.executable, __file__, *names]
+            processes.append(
+                subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stdout=file, stderr=subprocess.STDOUT)
+            )
+    try:
+        codes = [process.wait(timeout=600) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
+
+
+def _train(net: nn.Module, name: str, rows: slice) -> list[torch.Tensor]:
+    """A few steps of SGD on some rows of the example's batch; the loss is a mean over them."""
+    from skip_networks import example
+
+    call = example(name)
+    size = call.args[0].shape[0]
+    args = [a[rows] if isinstance(a, torch.Tensor) and a.shape[:1] == (size,) else a for a in call.args]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        output = net(*args, **call.kwargs)
+        while not isinstance(output, torch.Tensor):
+            output = output[0]
+        output.square().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def _check(name: str, rank: int) -> None:
+    from skip_networks import make
+    from torch.nn.parallel import DistributedDataParallel
+
+    import scalelong
+
+    torch.manual_seed(0)
+    net = scalelong.apply(make(name), scalelong.LearnableScaling(activation="elu"))
+    alone = scalelong.apply(make(name), scalelong.LearnableScaling(activation="elu"))
+    alone.load_state_dict(net.state_dict())
+    start = [p.detach().clone() for p in scalelong.parameters(net)]
+
+    wrapped = DistributedDataParallel(net)
+    together = _train(wrapped, name, slice(rank, rank + 1))
+    whole = _train(alone, name, slice(None))
+    for a, b in zip(together, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    for parameter, before in zip(scalelong.parameters(wrapped), start, strict=True):
+        assert not torch.equal(parameter, before), "LS did not train"
+        other = [torch.empty_like(parameter.data) for _ in range(2)]
+        torch.distributed.all_gather(other, parameter.data)
+        assert torch.equal(*other), "the processes' LS weights drifted apart"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    for each in sys.argv[1:]:
+        _check(each, torch.distributed.get_rank())
+    torch.distributed.destroy_process_group()
