@@ -37,6 +37,7 @@ __getattr__, __all__ = lazy(
         ),
         "scalelong.models": ("StackedUNet", "UViT", "build_unet"),
         "scalelong.stability.kappa": ("KappaEstimate", "estimate_kappa"),
+        "scalelong.stability.monitor": ("Alarm", "Limits", "StabilityMonitor"),
         "scalelong.training.run": ("load_run",),
     },
 )
@@ -73,4 +74,7 @@ if TYPE_CHECKING:
     from scalelong.skips import unscaled as unscaled
     from scalelong.stability.kappa import KappaEstimate as KappaEstimate
     from scalelong.stability.kappa import estimate_kappa as estimate_kappa
+    from scalelong.stability.monitor import Alarm as Alarm
+    from scalelong.stability.monitor import Limits as Limits
+    from scalelong.stability.monitor import StabilityMonitor as StabilityMonitor
     from scalelong.training.run import load_run as load_run

@@ -1,0 +1,250 @@
+"""Hooks that take norms while a network runs. They are attached for one pass and taken off after it.
+
+Nothing is read from the device until `Recorder.norms()`; nothing is kept but norms. Hooks are callable objects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from scalelong.scaling import BlockScaling, FixedSkips
+from scalelong.skips.application import scaling_of
+from scalelong.skips.description import _first_tensor
+from scalelong.skips.hooks import _argument_of, split_trailing
+from scalelong.skips.sites import Site
+from scalelong.stability.watched import ROOT, Watched
+
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What one pass showed, on the CPU. The norm of a batch is the root mean square of its samples' norms.
+
+    total      (points,), NaN where nothing passed
+    samples    (points, n), of a batch whose size was known beforehand
+    kappas     i → (mean, least, greatest) of κ_i where it is learned
+    n          samples that passed
+    nonfinite  the first point, in the order of the pass, that is not finite
+    """
+
+    total: Tensor
+    samples: Tensor | None
+    kappas: dict[int, tuple[float, float, float]]
+    n: int
+    nonfinite: int | None
+
+
+class Recorder:
+    """Collects norms. With `samples`, one for each sample of a batch of that size; without, one for the batch."""
+
+    def __init__(self, size: int, samples: int | None = None, keep_call: bool = False) -> None:
+        self.size, self.samples, self.keep_call = size, samples, keep_call
+        self.keys: list[int] = []
+        self.values: list[Tensor] = []
+        self.kappas: dict[int, list[Tensor]] = {}
+        self.batch = 0
+        self.rows = 0
+        self.autocast: dict[str, torch.dtype | None] = {}
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first, where it is to become the probe
+
+    def saw(self, keys: tuple[int, ...], x: Tensor | None) -> None:
+        if x is None or x.ndim == 0 or not x.is_floating_point():
+            return
+        x = x.detach()
+        wide = torch.promote_types(x.dtype, torch.float32)
+        n = self.samples
+        if n is None:
+            norm = torch.linalg.vector_norm(x, dtype=wide)
+            self.rows = self.rows or x.shape[0]
+        elif x.shape[0] % n == 0 and x.numel():
+            norm = torch.linalg.vector_norm(x.reshape(n, -1), dim=1, dtype=wide)
+        else:  # the batch's axis is not the first: every sample has its share
+            norm = (torch.linalg.vector_norm(x, dtype=wide) / math.sqrt(n)).expand(n)
+        for key in keys:
+            self.keys.append(key)
+            self.values.append(norm)
+
+    def norms(self) -> Norms | None:
+        """One look at the device. None where nothing passed."""
+        if not self.values:
+            return None
+        place, wide = self.values[0].device, torch.float64 if self.values[0].device.type != "mps" else torch.float32
+        values = torch.stack([v.to(place, wide) for v in self.values]).cpu().double()  # (calls,) or (calls, n)
+        kappas = {i: torch.stack([k.to(place) for k in each]) for i, each in self.kappas.items()}  # (calls, 3)
+        keys = torch.tensor(self.keys)
+        squares = torch.zeros(self.size, *values.shape[1:], dtype=torch.float64).index_add_(0, keys, values.square())
+        seen = torch.zeros(self.size, dtype=torch.bool)
+        seen[keys] = True
+        n = self.samples or self.batch or self.rows
+        total = (squares.sum(-1) if self.samples else squares) / n
+        bad = ~values.isfinite() if values.ndim == 1 else ~values.isfinite().all(1)
+        return Norms(
+            total=torch.where(seen, total.sqrt(), math.nan),
+            samples=torch.where(seen[:, None], squares.sqrt(), math.nan) if self.samples else None,
+            kappas={i: _together(k) for i, k in kappas.items()},
+            n=n,
+            nonfinite=int(keys[bad][0]) if bad.any() else None,
+        )
+
+
+def attach(root: nn.Module, watched: Watched, recorder: Recorder) -> list[RemovableHandle]:
+    """Watch the passes of `root` until the handles are removed. What fails leaves nothing attached."""
+    handles: list[RemovableHandle] = []
+    try:
+        handles.append(root.register_forward_pre_hook(_RootEye(recorder), with_kwargs=True, prepend=True))
+        for i, site in enumerate(watched.sites, start=1):
+            handles += _attach_site(root, watched, site, i, recorder)
+        outputs: dict[str, list[int]] = {}
+        for i, site in enumerate(watched.sites, start=1):
+            outputs.setdefault(site.path, []).append(watched.point("out", i))
+        for k, path in enumerate(watched.blocks):
+            outputs.setdefault("" if path == ROOT else path, []).append(watched.block(k))
+        for path, keys in outputs.items():
+            handles.append(root.get_submodule(path).register_forward_hook(_OutEye(recorder, tuple(keys))))
+        scaler = scaling_of(root)
+        if scaler is not None and not isinstance(scaler, FixedSkips) and not isinstance(scaler.spec, BlockScaling):
+            handles.append(scaler.register_forward_hook(_KappaEye(recorder)))
+    except Exception:
+        detach(handles)
+        raise
+    return handles
+
+
+def detach(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _attach_site(root: nn.Module, watched: Watched, site: Site, i: int, recorder: Recorder) -> list[RemovableHandle]:
+    called = root.get_submodule(site.called)
+    join = _Join(*_argument_of(called, site.argument), site=site)
+    skip, joined, backbone = (watched.point(measure, i) for measure in ("skip", "joined", "backbone"))
+    before = _SkipEye(recorder, join, skip)
+    after = _JoinEye(recorder, join, joined, backbone)
+    consumer = root.get_submodule(site.path)
+    return [
+        called.register_forward_pre_hook(before, with_kwargs=True, prepend=True),  # ahead of the scaling's own hook
+        consumer.register_forward_pre_hook(after, with_kwargs=True),  # and behind it
+    ]
+
+
+@dataclass(frozen=True)
+class _Join:
+    """Where in a call the skip is, and where the backbone."""
+
+    name: str | None
+    position: int | None
+    site: Site
+
+    def skip(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """The skip in the call that brings it."""
+        value = self._argument(args, kwargs)
+        item = self.site.item
+        if item is not None and isinstance(value, (tuple, list)):
+            value = value[item] if -len(value) <= item < len(value) else None
+        if not isinstance(value, Tensor):
+            return None
+        return self._split(value)[1] if self.site.trailing else value
+
+    def joined(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+        """(backbone, skip) in the consumer's call: two arguments, or one that is the concatenation already."""
+        if self.site.trailing:
+            value = self._argument(args, kwargs)
+            return self._split(value) if isinstance(value, Tensor) else (None, None)
+        if self.site.carrier is not None:
+            whole = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+            return (None, None) if whole is None else self._split(whole)
+        skip = self.skip(args, kwargs)
+        others = [a for k, a in enumerate(args) if k != self.position]
+        others += [a for name, a in kwargs.items() if name != self.name]
+        return next((a for a in others if isinstance(a, Tensor)), None), skip
+
+    def _argument(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.name is not None and self.name in kwargs:
+            return kwargs[self.name]
+        return args[self.position] if self.position is not None and self.position < len(args) else None
+
+    def _split(self, whole: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        channels, dim = self.site.channels, self.site.dim
+        if channels is None or whole.shape[dim] <= channels:
+            return None, None
+        return split_trailing(whole, channels, dim)
+
+
+class _Eye:
+    """The base of the hooks: silent while a network is traced, and where checkpointing runs a block again."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def closed(self) -> bool:
+        return torch.compiler.is_compiling() or _graph_task() != -1
+
+
+class _RootEye(_Eye):
+    """Counts the samples, and notes the mixed precision in force."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.closed():
+            return
+        if self.recorder.keep_call and self.recorder.call is None:
+            self.recorder.call = (args, kwargs)
+        first = _first_tensor((*args, *kwargs.values()))
+        if first is not None:
+            self.recorder.batch += first.shape[0] if first.ndim else 1
+            kind = first.device.type
+            self.recorder.autocast[kind] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+class _SkipEye(_Eye):
+    def __init__(self, recorder: Recorder, join: _Join, skip: int) -> None:
+        super().__init__(recorder)
+        self.join, self.skip = join, (skip,)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.closed():
+            self.recorder.saw(self.skip, self.join.skip(args, kwargs))
+
+
+class _JoinEye(_Eye):
+    def __init__(self, recorder: Recorder, join: _Join, joined: int, backbone: int) -> None:
+        super().__init__(recorder)
+        self.join, self.joined, self.backbone = join, (joined,), (backbone,)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.closed():
+            backbone, skip = self.join.joined(args, kwargs)
+            self.recorder.saw(self.backbone, backbone)
+            self.recorder.saw(self.joined, skip)
+
+
+class _OutEye(_Eye):
+    def __init__(self, recorder: Recorder, keys: tuple[int, ...]) -> None:
+        super().__init__(recorder)
+        self.keys = keys
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self.closed():
+            self.recorder.saw(self.keys, _first_tensor(output))
+
+
+class _KappaEye(_Eye):
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self.closed() and isinstance(output, Tensor):
+            kappa, i = output.detach().float(), int(args[1])
+            figures = torch.stack([kappa.mean(), kappa.min(), kappa.max()])
+            self.recorder.kappas.setdefault(i, []).append(figures)
+
+
+def _together(calls: Tensor) -> tuple[float, float, float]:
+    """(calls, 3) → mean, least and greatest over all calls."""
+    calls = calls.double().cpu()
+    return float(calls[:, 0].mean()), float(calls[:, 1].min()), float(calls[:, 2].max())

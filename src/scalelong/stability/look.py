@@ -1,0 +1,168 @@
+"""From two looks one step apart to an entry of stability.jsonl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalelong.stability.eyes import Norms
+from scalelong.stability.journal import Entry, number, rounded
+from scalelong.stability.notes import Noted
+from scalelong.stability.oscillation import Window, log
+from scalelong.stability.parameter_norms import BlockNorms
+from scalelong.stability.watched import MEASURES, Watched
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of one step: its own forward pass and gradient, and the probe with the same weights."""
+
+    step: int
+    probe: Norms | None
+    train: Norms | None
+    gradients: BlockNorms | None
+    by_time: Tensor  # (followed points, bins), on the probe
+
+
+class Layout:
+    """The order in which everything that jumps stands in one vector: probe, training batch, gradients."""
+
+    def __init__(self, watched: Watched, bins: int) -> None:
+        self.watched, self.bins = watched, bins
+        self.followed = watched.n or len(watched.blocks)  # points whose timesteps are told apart: every h_i, or blocks
+
+    def logs(self, look: Look) -> Tensor:
+        w = self.watched
+        parts = []
+        for norms in (look.probe, look.train):
+            parts.append(_none(w.features) if norms is None else norms.total[: w.features])
+        g = look.gradients
+        parts.append(_none(1 + len(w.blocks)) if g is None else torch.cat([torch.tensor([g.total]).double(), g.blocks]))
+        return log(torch.cat(parts))
+
+    def by_time(self, norms: Norms | None, members: Tensor | None) -> Tensor:
+        """(followed, bins): the norm of h_i (or of a block's output) over the samples of each timestep bin."""
+        if norms is None or norms.samples is None or members is None:
+            return _none(self.followed, self.bins)
+        start = self.watched.point("backbone", 1) if self.watched.n else self.watched.block(0)
+        return (norms.samples[start : start + self.followed].square() @ members).sqrt()
+
+    def told(self, values: Tensor, digits: int) -> dict[str, Any]:
+        """The vector as named lists for JSON."""
+        f = self.watched.features
+        grad = rounded(values[2 * f :], digits)
+        return {
+            "probe": self.features(values[:f], digits),
+            "train": self.features(values[f : 2 * f], digits),
+            "grad": {"total": grad[0], "blocks": grad[1:]},
+        }
+
+    def read(self, told: dict[str, Any] | None) -> Tensor:
+        """`told` read back."""
+        w = self.watched
+        if not told:
+            return _none(2 * w.features + 1 + len(w.blocks))
+        flat: list[float | None] = []
+        for part in ("probe", "train"):
+            named = told.get(part) or {}
+            for measure in MEASURES:
+                flat += named.get(measure) or [None] * w.n
+            flat += named.get("blocks") or [None] * len(w.blocks)
+        grad = told.get("grad") or {}
+        flat += [grad.get("total"), *(grad.get("blocks") or [None] * len(w.blocks))]
+        return _tensor(flat)
+
+    def read_by_time(self, told: dict[str, Any] | None) -> Tensor:
+        rows = (told or {}).get("by_time")
+        return _none(self.followed * self.bins) if not rows else _tensor([value for row in rows for value in row])
+
+    def features(self, values: Tensor, digits: int) -> dict[str, Any]:
+        w = self.watched
+        named = {m: rounded(values[k * w.n : (k + 1) * w.n], digits) for k, m in enumerate(MEASURES)} if w.n else {}
+        return {**named, "blocks": rounded(values[len(MEASURES) * w.n :], digits)}
+
+
+def make_entry(
+    layout: Layout, now: Look, before: Look | None, noted: Noted, drift: BlockNorms | None, kappas: list[Any]
+) -> Entry:
+    """The look without what is compared over a window. A jump is over exactly one step."""
+    w = layout.watched
+    entry: Entry = {"step": now.step}
+    for name, norms in (("probe", now.probe), ("train", now.train)):
+        if norms is not None:
+            entry[name] = layout.features(norms.total[: w.features], 5) | {"n": norms.n}
+            if w.n:
+                joined = norms.total[w.features :]
+                backbone = norms.total[w.point("backbone", 1) : w.point("backbone", w.n) + 1]
+                entry[name]["ratio"] = rounded(torch.where(backbone > 0, joined / backbone, math.nan))
+    if now.probe is not None and not now.by_time.isnan().all():
+        entry["probe"]["by_time"] = [rounded(row) for row in now.by_time]
+    if kappas:
+        entry["kappa"] = {name: rounded(k[place] for k in kappas) for place, name in enumerate(("mean", "min", "max"))}
+    entry |= _gradient_part(now, before, noted)
+    if noted.loss is not None:
+        entry["loss"] = noted.loss
+    if drift is not None:
+        entry["drift"] = {"total": number(drift.total), "blocks": rounded(drift.blocks)}
+    if before is not None and before.step == now.step - 1:
+        entry["jump"] = layout.told(layout.logs(now) - layout.logs(before), 3)
+        if "by_time" in entry.get("probe", {}):
+            entry["jump"]["by_time"] = [rounded(row, 3) for row in log(now.by_time) - log(before.by_time)]
+    bad = _nonfinite(w, now, noted)
+    return entry | ({"nonfinite": bad} if bad else {})
+
+
+def add_oscillation(layout: Layout, entry: Entry, window: Window, by_time: Window) -> None:
+    """What the window shows, this look included."""
+    window.add(layout.read(entry.get("jump")))
+    by_time.add(layout.read_by_time(entry.get("jump")))
+    spreads = window.oscillation()
+    looks = int((~torch.stack(list(window.rows)).isnan()).any(1).sum())
+    entry["oscillation"] = {"looks": looks}
+    if looks >= 2:
+        entry["oscillation"] |= layout.told(spreads, 3)
+        if "by_time" in entry.get("probe", {}):
+            rows = by_time.oscillation().view(layout.followed, layout.bins)
+            entry["oscillation"]["by_time"] = [rounded(row, 3) for row in rows]
+
+
+def _gradient_part(now: Look, before: Look | None, noted: Noted) -> Entry:
+    totals = list(noted.gradients)
+    totals += [
+        (look.step, look.gradients.total)
+        for look in (before, now)
+        if look is not None and look.gradients is not None and math.isfinite(look.gradients.total)
+    ]
+    part: Entry = {}
+    if now.gradients is not None:
+        part = {"total": number(now.gradients.total), "blocks": rounded(now.gradients.blocks)}
+    if totals:
+        at, most = max(totals, key=lambda pair: pair[1])
+        part |= {"max": number(most), "at": at}
+    return {"grad": part} if part else {}
+
+
+def _nonfinite(w: Watched, now: Look, noted: Noted) -> Entry | None:
+    """The first thing that is not finite, and the first step that says so."""
+    since = min((s for s in (noted.bad_loss, noted.bad_gradient) if s is not None), default=now.step)
+    for name, norms in (("probe", now.probe), ("training", now.train)):
+        if norms is not None and norms.nonfinite is not None:
+            return {"of": name, "point": norms.nonfinite, "module": w.module_of(norms.nonfinite), "since": since}
+    g = now.gradients
+    if noted.bad_gradient is not None or (g is not None and not math.isfinite(g.total)):
+        module = w.network if g is None or g.bad is None else w.blocks[g.bad]
+        return {"of": "gradient", "module": module, "since": since}
+    return {"of": "loss", "module": w.network, "since": since} if noted.bad_loss is not None else None
+
+
+def _none(*shape: int) -> Tensor:
+    return torch.full(shape, math.nan, dtype=torch.float64)
+
+
+def _tensor(values: Sequence[float | None]) -> Tensor:
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)

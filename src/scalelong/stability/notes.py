@@ -1,0 +1,96 @@
+"""Losses and gradient norms of every step, kept where they are until the next look: no step waits for the device."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalelong.stability.journal import number
+
+MOST = 10_000  # notes kept where nobody looks
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What was noted since the last look."""
+
+    loss: dict[str, Any] | None = None
+    gradients: tuple[tuple[int, float], ...] = ()  # (step, total norm)
+    bad_loss: int | None = None  # the first step whose loss is not finite
+    bad_gradient: int | None = None
+
+    def without_gradient_trouble(self) -> Noted:
+        return replace(self, bad_gradient=None)
+
+
+class Notes:
+    def __init__(self) -> None:
+        self._losses: deque[tuple[int, Tensor, Tensor | None]] = deque(maxlen=MOST)
+        self._gradients: deque[tuple[int, Tensor]] = deque(maxlen=MOST)
+
+    def add(self, step: int, loss: Any, t: Any, grad_norm: Any) -> None:
+        if loss is not None:
+            values = torch.as_tensor(loss).detach()
+            values = values.flatten(1).mean(1) if values.ndim > 1 else values.reshape(-1)
+            times = None if t is None else torch.as_tensor(t).detach().reshape(-1)
+            self._losses.append((step, values, times if times is not None and times.shape == values.shape else None))
+        if grad_norm is not None:
+            self._gradients.append((step, torch.as_tensor(grad_norm).detach().reshape(())))
+
+    def collect(self, edges: Sequence[float]) -> Noted:
+        """Everything since the last call, in one look at the device for each kind."""
+        gradients = _read([norm for _, norm in self._gradients])
+        steps = [step for step, _ in self._gradients]
+        noted = list(zip(steps, gradients, strict=True))
+        losses = list(self._losses)
+        self._losses.clear()
+        self._gradients.clear()
+        bad_gradient = next((step for step, norm in noted if not math.isfinite(norm)), None)
+        finite = tuple((step, norm) for step, norm in noted if math.isfinite(norm))
+        if not losses:
+            return Noted(None, finite, None, bad_gradient)
+        values = torch.cat([v.to(losses[0][1].device, torch.float32) for _, v, _ in losses]).cpu().double()
+        by_step: dict[int, list[Tensor]] = {}
+        start = 0
+        for step, each, _ in losses:
+            by_step.setdefault(step, []).append(values[start : start + len(each)])
+            start += len(each)
+        means = {step: float(torch.cat(parts).mean()) for step, parts in by_step.items()}
+        bad_loss = next((step for step, mean in means.items() if not math.isfinite(mean)), None)
+        good = {step: mean for step, mean in means.items() if math.isfinite(mean)}
+        summary: dict[str, Any] = {"mean": None, "max": None, "at": None, "steps": len(means)}
+        if good:
+            at = max(good, key=lambda step: good[step])
+            summary |= {"mean": number(math.fsum(good.values()) / len(good)), "max": number(good[at]), "at": at}
+        if all(times is not None for _, _, times in losses):
+            times = torch.cat([t.to(losses[0][1].device, torch.float32) for _, _, t in losses if t is not None]).cpu()
+            summary["bins"] = _means(values, which_bin(times, edges), len(edges) - 1)
+        return Noted(summary, finite, bad_loss, bad_gradient)
+
+
+def which_bin(times: Tensor, edges: Sequence[float]) -> Tensor:
+    """The bin of each timestep; what lies outside falls to the first or the last."""
+    inner = torch.tensor(list(edges[1:-1]), dtype=torch.float64)
+    return torch.bucketize(times.double().cpu(), inner, right=True)
+
+
+def _means(values: Tensor, bins: Tensor, count: int) -> list[float | None]:
+    means = []
+    for k in range(count):
+        here = values[(bins == k) & values.isfinite()]
+        means.append(number(float(here.mean())) if len(here) else None)
+    return means
+
+
+def _read(scalars: list[Tensor]) -> list[float]:
+    if not scalars:
+        return []
+    place = scalars[0].device
+    read: list[float] = torch.stack([s.to(place, torch.float32) for s in scalars]).tolist()
+    return read

@@ -1,0 +1,57 @@
+"""Oscillation of a norm (the paper's Fig. 1): how much its logarithm jumps from one step to the next."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def oscillation(norms: Sequence[float | None]) -> float | None:
+    """The standard deviation of the step-to-step differences of log(norm), of a norm at consecutive steps.
+
+    A step without a norm (None, NaN, 0) leaves out the two differences it is part of. Fewer than two differences
+    have no spread: None.
+    """
+    logs = log(torch.tensor([math.nan if norm is None else norm for norm in norms], dtype=torch.float64))
+    value = float(spread((logs[1:] - logs[:-1])[:, None]))
+    return None if math.isnan(value) else value
+
+
+def log(norms: Tensor) -> Tensor:
+    """log(norm), and NaN where a norm is 0, infinite or not there: no difference may be taken from it."""
+    return torch.where((norms > 0) & norms.isfinite(), norms, math.nan).log()
+
+
+def spread(differences: Tensor) -> Tensor:
+    """The standard deviation of each column of (looks, points), NaN left out; NaN for fewer than two values."""
+    there = ~differences.isnan()
+    count = there.sum(0)
+    mean = torch.where(there, differences, 0.0).sum(0) / count
+    variance = torch.where(there, differences - mean, 0.0).square().sum(0) / count
+    return torch.where(count >= 2, variance.sqrt(), math.nan)
+
+
+class Window:
+    """The step-to-step differences of many logarithms at the last `length` looks."""
+
+    def __init__(self, length: int) -> None:
+        self.rows: deque[Tensor] = deque(maxlen=length)
+
+    def add(self, differences: Tensor) -> None:
+        self.rows.append(differences)
+
+    def oscillation(self) -> Tensor:
+        """Of every point, over the window."""
+        return spread(torch.stack(list(self.rows)))
+
+    def halves(self, least: int) -> tuple[Tensor, Tensor] | None:
+        """The oscillations over the older and over the newer half, once each has `least` looks."""
+        rows = list(self.rows)
+        middle = len(rows) // 2
+        if middle < least:
+            return None
+        return spread(torch.stack(rows[:middle])), spread(torch.stack(rows[middle:]))

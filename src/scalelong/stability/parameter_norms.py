@@ -1,0 +1,109 @@
+"""Norms over a network's parameters, block by block: gradients before clipping, and the distance to an EMA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scalelong.errors import ScaleLongError
+from scalelong.stability.watched import ROOT, Watched
+
+
+@dataclass(frozen=True)
+class BlockNorms:
+    """The norm over all parameters, and over each block's (NaN for a block without)."""
+
+    total: float
+    blocks: Tensor  # (blocks,)
+    bad: int | None = None  # the block that is not finite; of several the last, which backward meets first
+
+
+class ParameterNorms:
+    """Knows which block each parameter is of. Build it when the network is complete."""
+
+    def __init__(self, root: nn.Module, watched: Watched) -> None:
+        named = list(root.named_parameters())
+        self.parameters = [parameter for _, parameter in named]
+        self.names = [name for name, _ in named]
+        self.places = [_place(name, watched.blocks) for name in self.names]
+        self.count = len(watched.blocks)
+
+    def gradients(self, scale: float = 1.0) -> BlockNorms | None:
+        """‖∇‖ as it is now, divided by a loss scale. None before the first backward pass. One look at the device."""
+        held = [(k, _dense(p.grad)) for k, p in zip(self.places, self.parameters, strict=True) if p.grad is not None]
+        if not held:
+            return None
+        norms = self._by_block([k for k, _ in held], [g for _, g in held])
+        return BlockNorms(norms.total / scale, norms.blocks / scale, norms.bad)
+
+    @torch.no_grad()
+    def drift(self, ema: list[Tensor]) -> BlockNorms:
+        """‖θ − θ̄‖/‖θ̄‖ over all parameters and over each block's, where θ̄ is the average."""
+        here, apart, size = sorted(set(self.places)), [], []
+        for k in here:  # a block at a time: the differences need room
+            pairs = [(p, a) for p, a, place in zip(self.parameters, ema, self.places, strict=True) if place == k]
+            mine, theirs = [p.detach() for p, _ in pairs], [a.to(p) for p, a in pairs]
+            apart.append(_norm(torch._foreach_sub(mine, theirs)))
+            size.append(_norm(theirs))
+        both = _together([*apart, *size]).view(2, -1)  # (2, blocks with parameters)
+        ratio = torch.full((self.count,), math.nan, dtype=torch.float64)
+        ratio[here] = both[0] / both[1]
+        return BlockNorms(float(both[0].norm() / both[1].norm()), ratio)
+
+    def average_of(self, ema: Any) -> list[Tensor]:
+        """The averaged parameters in the order of the network's: by name from a network, by order from a list."""
+        if isinstance(ema, nn.Module):
+            for holder in (ema, getattr(ema, "module", None)):  # AveragedModel and others keep it under `module`
+                named = dict(holder.named_parameters()) if isinstance(holder, nn.Module) else {}
+                if all(name in named for name in self.names):
+                    return [named[name].detach() for name in self.names]
+            raise ScaleLongError("ema has not the parameters of the network; give the averaged network itself")
+        given = getattr(ema, "shadow_params", ema)  # diffusers' EMAModel
+        tensors = [t for t in given if isinstance(t, Tensor)] if isinstance(given, Iterable) else []
+        if [t.shape for t in tensors] != [p.shape for p in self.parameters]:
+            raise ScaleLongError(
+                f"ema is an averaged network or its parameters in order; this {type(ema).__name__} has "
+                f"{len(tensors)} tensors that do not match the network's {len(self.parameters)} parameters"
+            )
+        return tensors
+
+    def _by_block(self, places: list[int], tensors: list[Tensor]) -> BlockNorms:
+        each = _together(_norms(tensors))
+        where = torch.tensor(places)
+        squares = torch.zeros(self.count, dtype=torch.float64).index_add_(0, where, each.square())
+        there = torch.zeros(self.count, dtype=torch.bool)
+        there[where] = True
+        bad = (there & ~squares.isfinite()).nonzero().flatten().tolist()
+        total = float(each.square().sum().sqrt())
+        return BlockNorms(total, torch.where(there, squares.sqrt(), math.nan), bad[-1] if bad else None)
+
+
+def _norms(tensors: list[Tensor]) -> list[Tensor]:
+    """One norm a tensor, in as few kernels as there are devices and dtypes."""
+    if len({(t.device, t.dtype) for t in tensors}) == 1:
+        return list(torch._foreach_norm(tensors))
+    return [torch.linalg.vector_norm(t) for t in tensors]
+
+
+def _norm(tensors: Iterable[Tensor]) -> Tensor:
+    norms = _norms(list(tensors))
+    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float32) for n in norms]))
+
+
+def _together(norms: list[Tensor]) -> Tensor:
+    """Numbers of any device, on the CPU in one look."""
+    return torch.stack([n.to(norms[0].device, torch.float32) for n in norms]).cpu().double()
+
+
+def _place(name: str, blocks: tuple[str, ...]) -> int:
+    """The block of a parameter; the root's own come last."""
+    return next((k for k, path in enumerate(blocks) if name.startswith(f"{path}.")), blocks.index(ROOT))
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
