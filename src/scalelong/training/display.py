@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -65,6 +67,17 @@ class Display:
             self._bar.console.print(line, highlight=False, markup=False)
         else:
             print(line, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the terminal to something that shows its own progress."""
+        if self._bar is not None:
+            self._bar.stop()
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.start()
 
     def _figures(self, number: int, outcome: Outcome, now: float) -> str:
         speed = (number - self.first) * self.batch_size / max(1e-9, now - self.started)

@@ -120,9 +120,20 @@ class _Observers:
 
             trainer.watch = watch(trainer, self.held_out, run, display)
 
+        self.evaluation = None
+        if config.evaluate.every:
+            from scalelong.evaluation.during import TrainingEvaluation
+
+            with display.paused():  # the reference's statistics take a while the first time
+                self.evaluation = TrainingEvaluation(config, run.folder, trainer.accelerator.device)
+
     def look(self, step: int, last: bool) -> dict[str, Any]:
         """What was seen after `step`, for the log."""
         config, seen = self.trainer.config, dict[str, Any]()
+        if self.evaluation is not None and self.evaluation.due(step, last):  # every process samples its share
+            with self.display.paused():
+                seen |= self.evaluation(self.trainer.ema.net, self.trainer.examples.facts(), step)
+            self.display.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in seen.items()))
         if not self.trainer.accelerator.is_main_process:
             return seen
         if self.held_out is not None and _due(step, config.validate.every, last):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -17,6 +17,9 @@ from scalelong.errors import ScaleLongError
 from scalelong.files import atomic_folder, write_text
 from scalelong.training.config import Config
 from scalelong.training.examples import Facts
+
+if TYPE_CHECKING:
+    from scalelong.models.pipeline import ScaleLongPipeline
 
 CONFIG = "config.json"
 STEP = "step.json"  # which step the network in model/ is of
@@ -169,6 +172,12 @@ class TrainedRun:
     net: nn.Module  # the EMA network
     facts: Facts
     step: int
+
+    def pipeline(self) -> ScaleLongPipeline:
+        """The network as a diffusers pipeline."""
+        from scalelong.models.pipeline import ScaleLongPipeline
+
+        return ScaleLongPipeline.of(self.net, self.config.diffusion.process, self.facts.null_y)
 
 
 def load_run(folder: Path | str) -> TrainedRun:
