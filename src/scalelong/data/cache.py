@@ -22,19 +22,26 @@ def build_once(folder: Path, write: Callable[[Path], None], *, force: bool = Fal
     """Fill `folder` by `write`, unless it is there; `force` writes it again and replaces it at the end."""
     if is_built(folder) and not force:
         return
-    with _alone(folder):
-        if is_built(folder) and not force:  # another process has just done it
-            return
-        _sweep(folder.parent)
-        replaced = folder.exists()  # forced, or without a manifest
-        try:
-            with atomic_folder(folder) as aside:
-                write(aside)
-                if replaced:
-                    _remove(folder)
-        except (ScaleLongError, OSError):
-            if replaced or not is_built(folder):
-                raise  # else another process was faster, where locks do not work
+    try:
+        with _alone(folder):
+            if force or not is_built(folder):  # else another process has just done it
+                _build(folder, write)
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        raise ScaleLongError(f"{folder} could not be made ({what}{error.strerror or error})") from error
+
+
+def _build(folder: Path, write: Callable[[Path], None]) -> None:
+    _sweep(folder.parent)
+    replaced = folder.exists()  # forced, or without a manifest
+    try:
+        with atomic_folder(folder) as aside:
+            write(aside)
+            if replaced:
+                _remove(folder)
+    except (ScaleLongError, OSError):
+        if replaced or not is_built(folder):
+            raise  # else another process was faster, where locks do not work
 
 
 def is_built(folder: Path) -> bool:

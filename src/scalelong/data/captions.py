@@ -57,7 +57,7 @@ class Captions(Sequence[str]):
 
     def caption(self, number: int) -> str:
         """Caption `number` of `total`."""
-        return bytes(self._text[self._offsets[number] : self._offsets[number + 1]]).decode("utf-8")
+        return bytes(self._text[self._offsets[number] : self._offsets[number + 1]]).decode("utf-8", "replace")
 
     def of(self, index: int) -> list[str]:
         """All captions of image `index`."""

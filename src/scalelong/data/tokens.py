@@ -41,6 +41,11 @@ class TokenData:
         self._row_of = torch.from_numpy(open_array(self.folder, "row_of_caption", np.int64, (captions,)))
         self._starts = torch.from_numpy(open_array(self.folder, "caption_starts", np.int64, (images + 1,)))
         self.length, self.width = int(length), int(width)
+        starts, row_of = self._starts, self._row_of
+        if starts[0] != 0 or starts[-1] != captions or bool((starts.diff() < 1).any()):
+            raise damaged(self.folder, "its captions' positions are not in order")
+        if int(row_of.min()) < 0 or int(row_of.max()) >= rows:
+            raise damaged(self.folder, f"a caption's row is outside of 0…{rows - 1}")
 
     def __len__(self) -> int:
         return len(self._starts) - 1
