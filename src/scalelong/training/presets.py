@@ -91,7 +91,7 @@ _LIST = [
         _small(
             "digits", width=64, depth=12, heads=4, patch=2, data=DataConfig("digits"),
             kappa=0.7,
-            train=TrainConfig(steps=2000, batch_size=64, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=100),
+            train=TrainConfig(steps=2000, batch_size=32, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=100),
             ema=EmaConfig(0.995), checkpoint=CheckpointConfig(every=500), validate=ValidateConfig(every=100, n=300),
             sample=SampleConfig(every=500, n=64),
         ),
@@ -101,7 +101,7 @@ _LIST = [
         _small(
             "digits-class", width=64, depth=12, heads=4, patch=2, data=DataConfig("digits", classes=True), kappa=0.7,
             diffusion=DiffusionConfig("vp", drop=0.1),
-            train=TrainConfig(steps=2000, batch_size=64, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=100),
+            train=TrainConfig(steps=2000, batch_size=32, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=100),
             ema=EmaConfig(0.995), checkpoint=CheckpointConfig(every=500), validate=ValidateConfig(every=100, n=300),
             sample=SampleConfig(every=500, n=60, guidance=2.0),
         ),
