@@ -16,6 +16,8 @@ from scalelong.evaluation.efficientnet import EFFICIENTNET_LITE0
 from scalelong.evaluation.inception_weights import INCEPTION
 from scalelong.evaluation.weights import load_weights
 
+# Few images are enough here, and the warning about them is looked for where it matters.
+pytestmark = pytest.mark.filterwarnings("always::scalelong.errors.EvaluationWarning")
 CHEAP = ["--extractor", "efficientnet-lite0"]
 
 

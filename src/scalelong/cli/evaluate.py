@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,16 +71,15 @@ def evaluate(
         raise ScaleLongError("--vary goes with --compare")
     if len(targets) != (1 if images is None else 0):
         raise ScaleLongError("give one run folder, or --images with --reference, or several runs with --compare")
-    with _warnings_on_stderr():
-        if images is not None:
-            if reference is None:
-                raise ScaleLongError("--images needs --reference: a folder, a dataset such as cifar10:train, or a file")
-            if sampler or steps is not None or guidance is not None:
-                raise ScaleLongError("--sampler, --steps and --guidance are for a run; --images are made already")
-            evaluation = _of_images(images, reference, extractor, weights, n, batch_size, seed, device)
-        else:
-            options = _request(targets[0], n, sampler, steps, guidance, seed, batch_size, precision)
-            evaluation = _of_run(targets[0], options, reference, extractor, weights, device)
+    if images is not None:
+        if reference is None:
+            raise ScaleLongError("--images needs --reference: a folder, a dataset such as cifar10:train, or a file")
+        if sampler or steps is not None or guidance is not None:
+            raise ScaleLongError("--sampler, --steps and --guidance are for a run; --images are made already")
+        evaluation = _of_images(images, reference, extractor, weights, n, batch_size, seed, device)
+    else:
+        options = _request(targets[0], n, sampler, steps, guidance, seed, batch_size, precision)
+        evaluation = _of_run(targets[0], options, reference, extractor, weights, device)
     if out is not None:
         evaluation.save(out)
     if json:
@@ -179,27 +175,6 @@ def _comparison_json(comparison: Comparison, evaluations: dict[str, Evaluation])
         "remarks": {difference.field: difference.values for difference in comparison.remarks},
         "overlapping": [list(pair) for pair in comparison.overlapping],
     }
-
-
-@contextmanager
-def _warnings_on_stderr() -> Iterator[None]:
-    """Our own warnings as a line, not as a place in the source."""
-    import warnings
-
-    from scalelong.errors import EvaluationWarning
-
-    with warnings.catch_warnings():
-        usual = warnings.showwarning
-
-        def show(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, EvaluationWarning):
-                print(f"warning: {message}", file=sys.stderr)
-            else:
-                usual(message, category, *rest, **more)
-
-        warnings.showwarning = show
-        warnings.simplefilter("always", EvaluationWarning)
-        yield
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
