@@ -70,9 +70,8 @@ def main() -> None:
     results = [measure(name, options.rounds) for name in options.preset or ["digits"]]
     for r in results:
         shares = ", ".join(f"{part} {share:.1%}" for part, share in r["share_of_plain_step"].items())
-        print(
-            f"{r['preset']}: our step / plain loop = {r['ratio']:.3f} ({r['quartiles'][0]:.3f} … {r['quartiles'][1]:.3f}); {shares}"
-        )
+        quartiles = "{:.3f} … {:.3f}".format(*r["quartiles"])
+        print(f"{r['preset']}: our step / plain loop = {r['ratio']:.3f} ({quartiles}); {shares}")
     if options.json:
         command = f"python benchmarks/step_overhead.py --rounds {options.rounds}"
         record = {
