@@ -20,7 +20,7 @@ def unknown_commands(page: Path) -> list[str]:
     from scalelong.cli.app import app
 
     known = {c.name or c.callback.__name__ for c in app.registered_commands} | {g.name for g in app.registered_groups}
-    used = set(re.findall(r"(?:^|[`$ ])scalelong ([a-z]+)\b", page.read_text(encoding="utf-8"), flags=re.M))
+    used = set(re.findall(r"(?:^|`|-m )scalelong ([a-z]+)\b", page.read_text(encoding="utf-8"), flags=re.M))
     return [f"{page.relative_to(ROOT)}: there is no command `scalelong {name}`" for name in sorted(used - known)]
 
 
