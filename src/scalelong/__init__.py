@@ -40,6 +40,7 @@ __getattr__, __all__ = lazy(
         "scalelong.stability.monitor": ("Alarm", "Limits", "StabilityMonitor"),
         "scalelong.training.run": ("load_run",),
     },
+    rooms=("data",),
 )
 __all__ += ["__version__"]
 

@@ -100,7 +100,7 @@ def _open_folder(folder: Path, split: str, options: Options) -> tuple[Any, Part]
 def _open_hub(name: str, split: str, options: Options) -> tuple[Any, Part]:
     import datasets
 
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise ScaleLongError(f"{name!r} is neither a folder nor the name of a Hugging Face dataset (owner/name)")
     try:
         splits = {canonical(part): part for part in datasets.get_dataset_split_names(name, options.config)}
