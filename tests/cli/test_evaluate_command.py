@@ -1,6 +1,7 @@
 """`scalelong evaluate` and `scalelong data stats`, on real weights and a real run, as a user types them."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,6 +54,34 @@ def test_two_folders_give_fid_in_json(capsys, folders):
     assert answer["card"]["extractor"] == "inception-2015-12-05"
     assert (answer["card"]["n"], answer["card"]["reference"]["n"]) == (6, 8)
     assert "warning: 6 images are too few for 2,048 features: their covariance has rank 5" in err
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_figures_of_one(capsys, folders):
+    one, two = folders
+    arguments = [
+        "evaluate",
+        "--images",
+        one,
+        "--reference",
+        two,
+        "--batch-size",
+        "3",
+        "--device",
+        "cpu",
+        *CHEAP,
+        "--json",
+    ]
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    launch = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    launch += ["--rdzv-endpoint=localhost:0", "-m", "scalelong"]
+    done = subprocess.run([*launch, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    alone, together = json.loads(out), json.loads(done.stdout)
+    assert together["card"]["processes"] == 2
+    assert together["card"]["content"] == alone["card"]["content"]
+    assert together["frechet"] == pytest.approx(alone["frechet"], rel=1e-5)
 
 
 def test_the_table_holds_the_card_and_out_writes_it(capsys, folders, tmp_path):

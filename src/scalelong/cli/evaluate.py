@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json as json_module
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,6 +53,8 @@ def evaluate(
 ) -> None:
     """Measure FID and KID, with the card that says what they can be compared with.
 
+    Under torchrun or accelerate launch the processes share the images out, each of them counted once.
+
     Examples:
 
       scalelong evaluate runs/cifar10-tiny-cs-0.7-seed0 --n 10000
@@ -71,6 +75,7 @@ def evaluate(
         raise ScaleLongError("--vary goes with --compare")
     if len(targets) != (1 if images is None else 0):
         raise ScaleLongError("give one run folder, or --images with --reference, or several runs with --compare")
+    device, first = _join(device)
     if images is not None:
         if reference is None:
             raise ScaleLongError("--images needs --reference: a folder, a dataset such as cifar10:train, or a file")
@@ -80,6 +85,8 @@ def evaluate(
     else:
         options = _request(targets[0], n, sampler, steps, guidance, seed, batch_size, precision)
         evaluation = _of_run(targets[0], options, reference, extractor, weights, device)
+    if not first:
+        return
     if out is not None:
         evaluation.save(out)
     if json:
@@ -139,6 +146,17 @@ def _request(
         batch_size=batch_size,
         precision=precision,
     )
+
+
+def _join(device: str | None) -> tuple[str | None, bool]:
+    """Join the other processes where there are any: this one's device, and whether it is the first."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return device, True
+    from accelerate import PartialState
+
+    state = PartialState(cpu=device == "cpu")
+    atexit.register(state.destroy_process_group)
+    return str(state.device), bool(state.is_main_process)
 
 
 def _on_device(extractor: str, weights: Path | None, device: str | None) -> Any:
