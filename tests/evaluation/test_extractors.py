@@ -84,6 +84,14 @@ def test_features_do_not_depend_on_the_batch(inception):
     assert float((together[[0, 10]] - alone).abs().max()) < 1e-4
 
 
+def test_features_are_full_precision_under_autocast(inception):
+    batch = images(1, 24)
+    with torch.inference_mode():
+        plain = inception(batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(inception(batch), plain)
+
+
 def test_grey_is_three_equal_channels(inception):
     grey = images(2, 16, 1)
     with torch.inference_mode():

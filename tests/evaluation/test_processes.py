@@ -8,6 +8,7 @@ import torch.multiprocessing as multiprocessing
 from small_pictures import pictures
 from torch import nn
 
+from scalelong import ScaleLongError
 from scalelong.evaluation import ModuleExtractor, evaluate_images
 from scalelong.evaluation.images import ArrayImages, place
 
@@ -35,8 +36,12 @@ def evaluate_there(rank, world, port, folder):
             "stream": evaluate_images(iter([mine[:10], mine[10:]]), other, network(), n=51),
             "one batch": evaluate_images(array[:8], other, network(), batch_size=8),  # the second process has none
         }
+        mixed = iter([array[:4], pictures(4, size=9)]) if rank else iter([array[:4]])
+        with pytest.raises(ScaleLongError) as caught:
+            evaluate_images(mixed, other, network())
         seen = [index for batch in ArrayImages(array).batches(8, 0, 51) for index in batch.indices.tolist()]
-        torch.save({"results": {k: v.to_dict() for k, v in results.items()}, "seen": seen}, folder / f"{rank}.pt")
+        figures = {name: result.to_dict() for name, result in results.items()}
+        torch.save({"results": figures, "seen": seen, "error": str(caught.value)}, folder / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 
@@ -70,6 +75,12 @@ def test_every_process_has_the_figures_of_one_process(two, way, n):
         assert found["card"]["reference"]["content"] == alone.card.reference.content
         np.testing.assert_allclose(found["frechet"], alone.frechet, rtol=1e-6)
         np.testing.assert_allclose(found["kid"], alone.kid, rtol=1e-4)
+
+
+def test_what_goes_wrong_in_one_process_ends_all(two):
+    """Otherwise the others would wait for it."""
+    assert two[1]["error"].startswith("stream gave images of 9×9 after images of 8×8")
+    assert two[0]["error"] == f"process 1: {two[1]['error']}"
 
 
 def test_one_process_is_rank_0_of_1():

@@ -42,7 +42,7 @@ class Card:
     width: int  # of the features
     rank: int  # of the images' covariance
     resize: str
-    kid_n: int | None  # features behind KID: (of the images, of the reference) at most KEEP each
+    kid_n: int | None  # images behind KID: all, or a random sample of them
     kid_subsets: int | None
     kid_subset_size: int | None
     generation: Generation

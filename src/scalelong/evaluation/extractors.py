@@ -8,12 +8,14 @@ is *not* FID; `ModuleExtractor` takes any network. DINOv2 or CLIP would be a `Mo
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.backends import cudnn
 
 from scalelong.errors import ScaleLongError, unknown
 from scalelong.evaluation import efficientnet, inception
@@ -150,8 +152,11 @@ def rgb(images: Tensor) -> Tensor:
 
 
 def _in_parts(features: Callable[[Tensor], Tensor], images: Tensor, device: torch.device) -> Tensor:
+    """Features of a batch in full float32, whatever the caller's autocast and cuDNN's TF32 would make of them."""
     size = _CPU_BATCH if device.type == "cpu" else len(images)
-    return torch.cat([features(part.to(device)) for part in images.split(size)])
+    exact = cudnn.flags(enabled=True, allow_tf32=False) if device.type == "cuda" else nullcontext()
+    with torch.autocast(device.type, enabled=False), exact:
+        return torch.cat([features(part.to(device)) for part in images.split(size)])
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,7 @@ class Progress:
         self.accumulator.update(features, batch.indices)
         self.shape = tuple(batch.images.shape[1:])
         prefix = repr(self.shape).encode()
-        for image in batch.images.contiguous().numpy():
+        for image in batch.images.cpu().contiguous().numpy():
             digest = hashlib.sha256(prefix + image.tobytes()).digest()
             self.content = (self.content + int.from_bytes(digest, "little")) % 2**256
 
@@ -79,19 +80,22 @@ def extract(
     progress = progress or Progress(FeatureAccumulator(seed=seed, **options))
     total = n if n is not None else stream.length
     began = time.monotonic() - progress.seconds
-    batches = stream.batches(batch_size, progress.accumulator.count, n)
-    with torch.inference_mode():
-        for batch in _tracked(batches, f"features of {stream.name}", total, batch_size):
-            progress.count_in(batch, extractor(batch.images))
-            progress.seconds = time.monotonic() - began
-            if checkpoint is not None:
-                checkpoint(progress)
-    accumulator = progress.accumulator
-    accumulator.all_reduce()
-    progress.content, progress.shape = _agree(progress.content, progress.shape)
+    failure: ScaleLongError | None = None
+    try:
+        batches = stream.batches(batch_size, progress.accumulator.count, n)
+        with torch.inference_mode():
+            for batch in _tracked(batches, f"features of {stream.name}", total, batch_size):
+                progress.count_in(batch, extractor(batch.images))
+                progress.seconds = time.monotonic() - began
+                if checkpoint is not None:
+                    checkpoint(progress)
+    except ScaleLongError as error:
+        failure = error
+    _agree(progress, failure)
+    progress.accumulator.all_reduce()
     progress.seconds = time.monotonic() - began
-    if n is not None and accumulator.count != n:
-        raise ScaleLongError(f"{n:,} images were asked for and {stream.name} gave {accumulator.count:,}")
+    if n is not None and progress.accumulator.count != n:
+        raise ScaleLongError(f"{n:,} images were asked for and {stream.name} gave {progress.accumulator.count:,}")
     if progress.shape is None:
         raise ScaleLongError(f"{stream.name} gave no images")
     return progress.so_far()
@@ -104,14 +108,22 @@ def _tracked(batches: Iterator[Batch], description: str, total: int | None, size
     return track(batches, description, None if total is None else -(-total // (size * world)))
 
 
-def _agree(content: int, shape: tuple[int, ...] | None) -> tuple[int, tuple[int, ...] | None]:
-    """The identity of all processes' images together. Two sizes among them are an error, as within one process."""
+def _agree(progress: Progress, failure: ScaleLongError | None) -> None:
+    """Raise what went wrong in any process in all of them, so that none waits; else join the images' identities."""
     _, world = place()
+    if failure is not None and world == 1:
+        raise failure
     if world == 1:
-        return content, shape
-    everyone: list[tuple[int, tuple[int, ...] | None]] = [(0, None)] * world
-    dist.all_gather_object(everyone, (content, shape))
-    shapes = {other for _, other in everyone if other is not None}
+        return
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, (progress.content, progress.shape, None if failure is None else str(failure)))
+    if failure is not None:
+        raise failure
+    for rank, (_, _, message) in enumerate(everyone):
+        if message is not None:
+            raise ScaleLongError(f"process {rank}: {message}")
+    shapes = {shape for _, shape, _ in everyone if shape is not None}
     if len(shapes) > 1:
         raise ScaleLongError(f"the processes gave images of mixed sizes: {sorted(shapes)}")
-    return sum(part for part, _ in everyone) % 2**256, shapes.pop() if shapes else None
+    progress.content = sum(content for content, _, _ in everyone) % 2**256
+    progress.shape = shapes.pop() if shapes else None

@@ -70,7 +70,8 @@ class FeatureAccumulator:
 
     def update(self, features: Tensor, indices: Tensor | None = None) -> None:
         """Count (B, D) features in. `indices` are the images' places in the whole set, by default in order."""
-        batch = features.detach().to("cpu", torch.float64)
+        features = features.detach().cpu()
+        batch = features.double()
         if indices is None:
             indices = torch.arange(self.count, self.count + len(batch))
         bad = ~torch.isfinite(batch).all(dim=1)
@@ -78,7 +79,7 @@ class FeatureAccumulator:
             raise ScaleLongError(f"the features of image {int(indices[bad][0])} hold NaN or infinity")
         if self.count and batch.shape[1] != self.mean.shape[0]:
             raise ScaleLongError(f"features of width {batch.shape[1]} after features of width {self.mean.shape[0]}")
-        self._keep(features.detach().to("cpu", torch.float32), indices)
+        self._keep(features.float(), indices)
         mean = batch.mean(dim=0)
         centred = batch - mean
         if not self.count:
