@@ -35,6 +35,7 @@ __getattr__, __all__ = lazy(
             "save_scaling",
             "unscaled",
         ),
+        "scalelong.evaluation": ("Evaluation", "evaluate_images"),
         "scalelong.models": ("StackedUNet", "UViT", "build_unet"),
         "scalelong.stability.kappa": ("KappaEstimate", "estimate_kappa"),
         "scalelong.stability.monitor": ("Alarm", "Limits", "StabilityMonitor"),
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from scalelong.errors import MissingExtraError as MissingExtraError
     from scalelong.errors import ScaleLongError as ScaleLongError
     from scalelong.errors import ScalingWarning as ScalingWarning
+    from scalelong.evaluation import Evaluation as Evaluation
+    from scalelong.evaluation import evaluate_images as evaluate_images
     from scalelong.models import StackedUNet as StackedUNet
     from scalelong.models import UViT as UViT
     from scalelong.models import build_unet as build_unet
