@@ -129,6 +129,18 @@ def test_watching_does_not_disturb(tmp_path, finished):
     ]
 
 
+def test_tensorboard_gets_the_figures_and_a_missing_tracker_is_a_sentence(tmp_path, finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tiny_config(tracker="tensorboard"), tmp_path / "run", quiet=True)
+    events = next((tmp_path / "run").rglob("events.out.tfevents.*"))
+    reader = EventAccumulator(str(events.parent))
+    reader.Reload()
+    assert [e.value for e in reader.Scalars("loss")] == pytest.approx([a for _, a, _ in losses(finished)])
+    with pytest.raises(ImportError, match=r"scalelong\[wandb\]"):
+        train(tiny_config(tracker="wandb"), tmp_path / "other", quiet=True)
+
+
 def test_global_random_state_has_no_say(tmp_path, finished):
     torch.manual_seed(123)
     torch.rand(1000)

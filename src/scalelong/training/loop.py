@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import ScaleLongError, require
 from scalelong.notices import kappa_notices
 from scalelong.scaling import FixedScaling, NoScaling, parse_scaling
 from scalelong.skips import find_sites
 from scalelong.training import checkpoint
-from scalelong.training.config import Config, differences
+from scalelong.training.config import Config, differences, flatten
 from scalelong.training.display import Display
 from scalelong.training.examples import Examples
 from scalelong.training.run import JsonLines, Run
@@ -55,6 +55,8 @@ def train(config: Config, out: Path | str, *, quiet: bool = False) -> Result:
                 return Result(run, start, finished=True)
             if start:
                 display.say(f"{run.folder}: going on after step {start}")
+            if config.tracker is not None:
+                _start_tracker(trainer, run, config.tracker)
             ended = _loop(trainer, run, display)
     trainer.accelerator.end_training()
     return Result(run, trainer.progress.step, finished=ended is None, signal=ended)
@@ -67,6 +69,19 @@ def _notices(trainer: Trainer) -> list[str]:
         return []
     coefficients = spec.coefficients(len(find_sites(trainer.net)))
     return [f"note: {notice}" for notice in kappa_notices(coefficients) if notice.level == "info"]
+
+
+def _start_tracker(trainer: Trainer, run: Run, tracker: str) -> None:
+    """TensorBoard files in the run folder, or a W&B run of its name."""
+    require(tracker, extra=tracker, purpose=f"tracker={tracker}")
+    from accelerate.tracking import filter_trackers
+
+    trainer.accelerator.project_configuration.set_directories(str(run.folder))
+    trainer.accelerator.log_with = filter_trackers(tracker, trainer.accelerator.logging_dir)
+    settings = {
+        k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in flatten(trainer.config.to_dict()).items()
+    }
+    trainer.accelerator.init_trackers(run.name if tracker == "tensorboard" else "scalelong", config=settings)
 
 
 def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:

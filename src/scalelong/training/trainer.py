@@ -242,7 +242,6 @@ def _accelerator(config: Config) -> Any:
     accelerator = Accelerator(
         mixed_precision=PRECISIONS[t.precision],
         gradient_accumulation_steps=t.accumulate,
-        log_with=config.tracker,
         step_scheduler_with_optimizer=False,
     )
     if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
