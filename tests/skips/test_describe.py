@@ -52,7 +52,7 @@ def test_a_norm_whose_groups_meet_the_join_is_reported_at_every_skip():
     table = scalelong.describe(net, torch.randn(1, 3, 16, 16), 10)
     assert all(row.norm_passes < 0.01 for row in table.rows)
     assert all("cancels κ_i" in row.note and 'placement="after_norm"' in row.note for row in table.rows)
-    assert "i = 1, 2, 3, 4: the norm behind the join cancels κ_i" in str(table)
+    assert "i = 1–4: the norm behind the join cancels κ_i" in str(table)
     for block in net.up_blocks:
         for resnet in block.resnets:
             nn.init.zeros_(resnet.conv_shortcut.weight)

@@ -18,10 +18,7 @@ from scalelong.skips.hooks import attach, detach, split_trailing
 from scalelong.skips.sites import Site
 
 CANCELLED = 0.2  # less than this share of a change of κ behind the norm: the norm cancels κ
-LEGEND = (
-    "felt: change of the consumer's output for a change of κ_i, both relative; past norm: the skip's own part of it "
-    "behind the norm"
-)
+LEGEND = "felt: how the consumer's output changes with κ_i, both relative; past norm: how the skip itself does, behind the norm"
 
 
 @dataclass(frozen=True)
@@ -74,8 +71,7 @@ class Description:
         title = f"{self.network}: {len(self.rows)} long skips, {self.scaling}"
         title += f", placement={self.placement!r}" if self.placement != "join" else ""
         notes = dict.fromkeys(row.note for row in self.rows if row.note)
-        where = {note: [str(row.index) for row in self.rows if row.note == note] for note in notes}
-        told = [f"i = {', '.join(where[note])}: {note}" for note in notes]
+        told = [f"i = {_ranges([row.index for row in self.rows if row.note == note])}: {note}" for note in notes]
         return "\n".join([title, *table, *([LEGEND] if measured else []), *told])
 
     __repr__ = __str__
@@ -242,8 +238,8 @@ def _relative_change(after: Tensor | None, before: Tensor | None) -> float:
 
 def _note(felt: float, passes: float | None) -> str:
     if passes is not None and passes < CANCELLED:
-        rest = "what is felt comes through the shortcut beside it" if felt > 0.01 else "hardly anything is felt"
-        return f'the norm behind the join cancels κ_i; {rest}; placement="after_norm" avoids that'
+        rest = "what is felt comes by the shortcut" if felt > 0.01 else "hardly anything is felt"
+        return f'the norm behind the join cancels κ_i, {rest}; placement="after_norm" avoids that'
     return "κ_i is hardly felt here" if felt < 0.01 else ""
 
 
@@ -259,6 +255,17 @@ def _kappa(row: Row) -> str:
     if row.coefficient_range is not None:
         text += f" ({row.coefficient_range[0]:.3g}…{row.coefficient_range[1]:.3g})"
     return text
+
+
+def _ranges(indices: list[int]) -> str:
+    """1, 2, 3, 5 as "1–3, 5"."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _figure(value: float | None) -> str:
