@@ -18,7 +18,9 @@ from scalelong.skips.hooks import attach, detach, split_trailing
 from scalelong.skips.sites import Site
 
 CANCELLED = 0.2  # less than this share of a change of κ behind the norm: the norm cancels κ
-LEGEND = "felt: how the consumer's output changes with κ_i, both relative; past norm: how the skip itself does, behind the norm"
+LEGEND = (
+    "felt: how the consumer's output moves with κ_i, both relative; past norm: how the skip's own channels do behind it"
+)
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ def _relative_change(after: Tensor | None, before: Tensor | None) -> float:
 
 def _note(felt: float, passes: float | None) -> str:
     if passes is not None and passes < CANCELLED:
-        rest = "what is felt comes by the shortcut" if felt > 0.01 else "hardly anything is felt"
+        rest = "what is felt comes through the shortcut" if felt > 0.01 else "hardly anything is felt"
         return f'the norm behind the join cancels κ_i, {rest}; placement="after_norm" avoids that'
     return "κ_i is hardly felt here" if felt < 0.01 else ""
 
