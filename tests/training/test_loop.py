@@ -370,7 +370,6 @@ def test_two_processes_follow_one(tmp_path):
     launch[0] = os.path.join(os.path.dirname(sys.executable), "torchrun")
     answer = subprocess.run(
         [*launch, "-m", *command(two, "--steps", "50", "-q")[2:]],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true"},
         capture_output=True,
         text=True,
         timeout=300,

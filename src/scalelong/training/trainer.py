@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -239,7 +240,10 @@ def _accelerator(config: Config) -> Any:
     if t.precision == "fp16" and not torch.cuda.is_available():
         raise ScaleLongError("train.precision=fp16 needs a CUDA GPU; here take --set train.precision=bf16 or fp32")
     AcceleratorState._reset_state()  # an earlier run of this process may have had another precision
+    # accelerate joins processes on CPUs only when told to; without it each would take itself for the only one
+    many = int(os.environ.get("WORLD_SIZE", "1")) > 1
     accelerator = Accelerator(
+        cpu=many and not torch.cuda.is_available(),
         mixed_precision=PRECISIONS[t.precision],
         gradient_accumulation_steps=t.accumulate,
         step_scheduler_with_optimizer=False,
