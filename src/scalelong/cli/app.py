@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from scalelong.cli import data
+from scalelong.cli.compare import compare
 from scalelong.cli.doctor import doctor
 from scalelong.cli.evaluate import evaluate
 from scalelong.cli.kappa import kappa
 from scalelong.cli.presets import presets
+from scalelong.cli.report import report
 from scalelong.cli.sample import sample
 from scalelong.cli.stats import stats
 from scalelong.cli.theory import theory
@@ -46,6 +48,8 @@ def _scalelong(
 
 app.command()(train)
 app.command()(sample)
+app.command()(compare)
+app.command()(report)
 app.command()(evaluate)
 app.command()(presets)
 app.command()(doctor)

@@ -1,0 +1,152 @@
+"""The result of a comparison: every run's figures, their means over seeds, and what is paired by seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scalelong.experiments.acceleration import Acceleration, acceleration
+from scalelong.experiments.measures import MEASURES, Measure, RunMeasures
+from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio, statement
+from scalelong.files import write_text
+
+FILE = "comparison.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: means over its seeds, and ratios to the baseline paired by seed (empty for the baseline)."""
+
+    variant: str
+    means: dict[str, Estimate]
+    ratios: dict[str, Estimate]
+    acceleration: Acceleration | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `scalelong compare` found."""
+
+    preset: str
+    steps: int
+    seeds: tuple[int, ...]
+    baseline: str
+    rows: tuple[Row, ...]
+    runs: tuple[RunMeasures, ...]
+    missing: tuple[str, ...]  # runs that are not there, each with its reason
+    notes: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+    def row(self, variant: str) -> Row:
+        return next(row for row in self.rows if row.variant == variant)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "preset": self.preset,
+            "steps": self.steps,
+            "seeds": list(self.seeds),
+            "baseline": self.baseline,
+            "complete": self.complete,
+            "measures": {m.key: {"title": m.title, "note": m.note} for m in self.measures()},
+            "rows": [
+                {
+                    "variant": row.variant,
+                    "means": {key: estimate.to_dict() for key, estimate in row.means.items()},
+                    "ratios": {key: estimate.to_dict() for key, estimate in row.ratios.items()},
+                    "acceleration": None if row.acceleration is None else row.acceleration.to_dict(),
+                }
+                for row in self.rows
+            ],
+            "runs": [
+                {"variant": run.variant, "seed": run.seed, "folder": Path(run.folder).name, "values": run.values}
+                for run in self.runs
+            ],
+            "missing": list(self.missing),
+            "statistics": statement(len(self.seeds)),
+            "notes": list(self.notes),
+        }
+
+    def measures(self) -> list[Measure]:
+        """The measures that at least one run has; the Fréchet distance by its full name."""
+        names = {run.distance for run in self.runs if run.distance}
+        found = [m for m in MEASURES if any(m.key in run.values for run in self.runs)]
+        return [replace(m, title=next(iter(names))) if m.key == "frechet" and len(names) == 1 else m for m in found]
+
+    def save(self, path: Path) -> None:
+        write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+
+
+def summarise(
+    runs: Sequence[RunMeasures],
+    variants: Sequence[str],
+    *,
+    preset: str,
+    steps: int,
+    seeds: Sequence[int],
+    missing: Sequence[str] = (),
+) -> Comparison:
+    """Means, paired ratios and accelerations of finished runs; the first variant is the baseline."""
+    baseline = variants[0]
+    by_variant = {name: [run for run in runs if run.variant == name] for name in variants}
+    rows = tuple(_row(name, by_variant[name], by_variant[baseline], name == baseline) for name in variants)
+    return Comparison(
+        preset=preset,
+        steps=steps,
+        seeds=tuple(seeds),
+        baseline=baseline,
+        rows=rows,
+        runs=tuple(runs),
+        missing=tuple(missing),
+        notes=tuple(_notes(runs, rows, baseline)),
+    )
+
+
+def _row(name: str, runs: Sequence[RunMeasures], baseline: Sequence[RunMeasures], is_baseline: bool) -> Row:
+    means: dict[str, Estimate] = {}
+    ratios: dict[str, Estimate] = {}
+    for measure in MEASURES:
+        own, theirs = _values(runs, measure.key), _values(baseline, measure.key)
+        if own:
+            means[measure.key] = mean_interval(list(own.values()))
+        ratio = None if is_baseline else paired_ratio(own, theirs)
+        if ratio is not None:
+            ratios[measure.key] = ratio
+    sooner = None
+    if not is_baseline:
+        sooner = acceleration({run.seed: run.curve for run in runs}, {run.seed: run.curve for run in baseline})
+    return Row(name, means, ratios, sooner)
+
+
+def _values(runs: Sequence[RunMeasures], key: str) -> Mapping[int, float]:
+    return {run.seed: run.values[key] for run in runs if key in run.values}
+
+
+def _notes(runs: Sequence[RunMeasures], rows: Sequence[Row], baseline: str) -> list[str]:
+    notes = []
+    names = sorted({run.distance for run in runs if run.distance})
+    if len(names) > 1:
+        notes.append(f"the Fréchet distances are not of one kind and do not compare: {'; '.join(names)}")
+    timed = [row for row in rows if row.acceleration is not None]
+    if timed:
+        notes.append(
+            f"sooner: the steps at which {baseline} first was at its own final validation loss, over the steps at "
+            "which the variant was there (linear between validations), seed by seed"
+        )
+    for row in timed:
+        assert row.acceleration is not None
+        late = len(row.acceleration.steps) - row.acceleration.reached
+        if late:
+            notes.append(
+                f"{row.variant} did not reach {baseline}'s final validation loss in {late} of "
+                f"{len(row.acceleration.steps)} seed(s), so it has no factor; in those it is below "
+                f"{row.acceleration.at_most:.2f}×"
+            )
+    return notes

@@ -1,0 +1,180 @@
+"""Reading the logs of a run by columns: fast enough for a million lines, and whatever is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+CHUNK = 20_000  # lines parsed at once: one call of the parser for many lines is several times faster
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One quantity over the steps at which it was written; values may be NaN or infinite, steps never are."""
+
+    steps: Floats
+    values: Floats
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def finite(self) -> Series:
+        keep = np.isfinite(self.values)
+        return self if keep.all() else Series(self.steps[keep], self.values[keep])
+
+    @property
+    def last(self) -> float | None:
+        """The last value that is finite."""
+        finite = self.finite().values
+        return float(finite[-1]) if len(finite) else None
+
+
+EMPTY = Series(np.empty(0), np.empty(0))
+
+
+def read_columns(path: Path) -> dict[str, Series]:
+    """The numbers of a log, by name. What is not a number is left out, as is a torn last line."""
+    parts: dict[str, list[tuple[Floats, Floats]]] = {}
+    for rows in chunks(path):
+        for name, part in _columns(rows).items():
+            parts.setdefault(name, []).append(part)
+    return {
+        name: Series(np.concatenate([steps for steps, _ in found]), np.concatenate([values for _, values in found]))
+        for name, found in parts.items()
+    }
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, tuple[Floats, Floats]]:
+    """Steps and values of every name in a chunk. Rows with the same names are taken together."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for place, row in enumerate(rows):
+        alike.setdefault(tuple(row), []).append(place)
+    found: dict[str, list[tuple[npt.NDArray[np.intp], Floats, Floats]]] = {}
+    for names, places in alike.items():
+        if "step" not in names:
+            continue
+        group, where = [rows[place] for place in places], np.array(places)
+        steps = _numbers([row["step"] for row in group])
+        for name in names:
+            values = _numbers([row[name] for row in group])
+            there = np.isfinite(steps) & _were_numbers(values, group, name)
+            if name != "step" and there.any():
+                found.setdefault(name, []).append((where[there], steps[there], values[there]))
+    columns = {}
+    for name, pieces in found.items():
+        order = np.argsort(np.concatenate([where for where, _, _ in pieces]), kind="stable")
+        columns[name] = tuple(np.concatenate([piece[k] for piece in pieces])[order] for k in (1, 2))
+    return columns  # type: ignore[return-value]
+
+
+def _numbers(values: list[Any]) -> Floats:
+    array = np.array(values) if not any(isinstance(v, (list, dict, str)) for v in values[:1]) else np.empty(0, object)
+    if array.ndim == 1 and array.dtype.kind in "iuf" and len(array) == len(values):
+        return array.astype(np.float64)
+    return np.array([_number(value) for value in values])
+
+
+def _were_numbers(values: Floats, group: list[dict[str, Any]], name: str) -> npt.NDArray[np.bool_]:
+    """NaN that was written is kept, NaN that stands for something else is not."""
+    there = np.ones(len(values), bool)
+    for place in np.flatnonzero(np.isnan(values)):
+        there[place] = _is_number(group[place][name])
+    return there
+
+
+def chunks(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The objects of a log, many at a time; lines that are not whole objects are left out."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        while lines := list(islice(file, CHUNK)):
+            try:
+                rows = json.loads(b"[" + b",".join(lines) + b"]")
+                if len(rows) != len(lines):
+                    raise ValueError
+            except (ValueError, RecursionError):  # a line among them is torn or foreign: look at each
+                rows = [_parsed(line) for line in lines]
+            rows = [row for row in rows if isinstance(row, dict)]
+            if rows:
+                yield rows
+
+
+class Tail:
+    """What a growing log says by now: reads only what is new since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.latest: dict[str, Any] = {}
+        self._place = 0
+        self._inode: int | None = None
+
+    def look(self) -> dict[str, Any]:
+        """Every name with its latest value."""
+        try:
+            with open(self.path, "rb") as file:
+                state = _stat(file)
+                if state[0] != self._inode or state[1] < self._place:  # another file, or cut short on a resume
+                    self._inode, self._place, self.latest = state[0], 0, {}
+                file.seek(self._place)
+                new = file.read()
+        except OSError:
+            return self.latest
+        whole = new[: new.rfind(b"\n") + 1]
+        self._place += len(whole)
+        for line in whole.splitlines():
+            row = _parsed(line)
+            if isinstance(row, dict):
+                self.latest |= row
+        return self.latest
+
+
+def last_lines(path: Path, count: int = 8, block: int = 16_384) -> list[str]:
+    """The last lines of a text file, for people: no control characters, none too long."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - block))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = ["".join(c if c.isprintable() else " " for c in line).rstrip()[:300] for line in text.splitlines()]
+    return [line for line in lines if line][-count:]
+
+
+_ABSENT = float("nan")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> float:
+    if not _is_number(value):
+        return _ABSENT
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond floating point
+        return _ABSENT
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _stat(file: Any) -> tuple[int, int]:
+    import os
+
+    state = os.fstat(file.fileno())
+    return state.st_ino, state.st_size

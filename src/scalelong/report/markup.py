@@ -1,0 +1,75 @@
+"""HTML built from text that stays text: every string is escaped, only what this file made is markup."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+VOID = frozenset({"br", "col", "hr", "img", "input", "meta"})
+
+
+class Markup(str):
+    """HTML that needs no escaping any more."""
+
+    __slots__ = ()
+
+
+Child = str | int | float | None | Iterable[Any]
+
+
+def element(tag: str, *children: Child, **attributes: Any) -> Markup:
+    """`element("p", "a < b", class_="note")` → `<p class="note">a &lt; b</p>`.
+
+    Strings are escaped, `Markup` is not, None is nothing, other iterables are gone into. An attribute that is None or
+    False is left out, True stands alone; `class_` is `class`, `aria_label` is `aria-label`.
+    """
+    words = [tag]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        name = key.rstrip("_").replace("_", "-")
+        words.append(name if value is True else f'{name}="{text(str(value))}"')
+    opening = f"<{' '.join(words)}>"
+    return Markup(opening if tag in VOID else f"{opening}{join(children)}</{tag}>")
+
+
+def join(children: Iterable[Child]) -> Markup:
+    """Children one after the other."""
+    parts = []
+    for child in children:
+        if child is None:
+            continue
+        if isinstance(child, Markup):
+            parts.append(str(child))
+        elif isinstance(child, str):
+            parts.append(text(child))
+        elif isinstance(child, (int, float)):
+            parts.append(text(str(child)))
+        else:
+            parts.append(str(join(child)))
+    return Markup("".join(parts))
+
+
+def text(value: str) -> Markup:
+    """A string as it shows: escaped, with characters that HTML does not allow replaced."""
+    clean = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in value)
+    return Markup(html.escape(clean, quote=True))
+
+
+def raw_script(kind: str, body: str, **attributes: Any) -> Markup:
+    """A script or style element with a body of our own."""
+    if re.search(r"</(script|style)|<!--", body, re.IGNORECASE):
+        raise AssertionError(f"the {kind}'s text would end its element")
+    opening = str(element(kind, **attributes)).removesuffix(f"</{kind}>")
+    return Markup(f"{opening}{body}</{kind}>")
+
+
+def json_script(identity: str, value: Any) -> Markup:
+    """Data for the page's script. No character in it can end the element or open another."""
+    body = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        body = body.replace(character, f"\\u{ord(character):04x}")
+    return raw_script("script", body, type="application/json", id=identity)

@@ -1,0 +1,127 @@
+"""`scalelong compare` as typed: real training, small."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from scalelong.training.run import read_lines
+
+SMALL = [
+    "model.embed_dim=32", "model.depth=4", "model.num_heads=2", "train.batch_size=8", "validate.every=2",
+    "validate.n=16", "sample.n=4", "sample.steps=3", "monitor.every=2", "train.log_every=1", "checkpoint.every=2",
+]  # fmt: skip
+
+
+def command(out, *words):
+    sets = [word for setting in SMALL for word in ("--set", setting)]
+    return [sys.executable, "-m", "scalelong", "compare", "digits", "--out", str(out), *sets, *words]
+
+
+def compare(out, *words):
+    return subprocess.run(command(out, *words), capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compare")
+    words = ("--scalings", "none,cs", "--seeds", "1", "--steps", "6", "--samples", "8", "--jobs", "1")
+    return out, words, compare(out, *words)
+
+
+def test_it_trains_measures_and_writes_everything(done):
+    out, _, ended = done
+    assert ended.returncode == 0, ended.stderr
+    assert "not FID" in ended.stdout
+    assert "One seed: there is no interval" in ended.stdout
+    assert f"page: {out / 'report.html'}" in ended.stdout
+    result = json.loads((out / "comparison.json").read_text())
+    assert result["complete"]
+    assert result["baseline"] == "none"
+    assert [run["folder"] for run in result["runs"]] == ["none-seed0", "cs-0.7-seed0"]
+    for run in result["runs"]:
+        assert set(run["values"]) >= {
+            "val_loss", "val_loss_ema", "frechet", "feature_oscillation", "gradient_oscillation", "seconds", "memory",
+        }  # fmt: skip
+    assert result["rows"][1]["means"]["val_loss"]["low"] is None
+    assert result["rows"][1]["ratios"]["val_loss"]["mean"] == pytest.approx(
+        result["runs"][1]["values"]["val_loss"] / result["runs"][0]["values"]["val_loss"]
+    )
+
+
+def test_the_figures_are_those_of_the_runs(done):
+    out, _, _ = done
+    result = json.loads((out / "comparison.json").read_text())
+    for run in result["runs"]:
+        lines = read_lines(out / run["folder"] / "metrics.jsonl")
+        assert run["values"]["val_loss"] == [line["val_loss"] for line in lines if "val_loss" in line][-1]
+        assert run["values"]["frechet"] == json.loads((out / run["folder"] / "distance.json").read_text())["frechet"]
+
+
+def test_the_same_command_again_trains_nothing(done):
+    out, words, _ = done
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")}
+    ended = compare(out, *words, "--json", "--no-report")
+    assert ended.returncode == 0, ended.stderr
+    assert "started" not in ended.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")} == before
+    assert json.loads(ended.stdout) == json.loads((out / "comparison.json").read_text())
+
+
+def test_other_settings_in_the_same_folder_are_refused(done):
+    out, words, _ = done
+    ended = compare(out, *words, "--set", "train.lr=0.5")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: ")
+    assert "train.lr" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_named_and_the_exit_code_is_one(tmp_path):
+    (tmp_path / "cs-0.7-seed0").write_text("a file where a folder should be")
+    ended = compare(
+        tmp_path, "--scalings", "none,cs", "--seeds", "1", "--steps", "2", "--distance", "none", "--jobs", "1"
+    )
+    assert ended.returncode == 1
+    assert "error: cs-0.7-seed0 failed with exit code 1; the end of its log:" in ended.stderr
+    result = json.loads((tmp_path / "comparison.json").read_text())
+    assert not result["complete"]
+    assert result["missing"] == ["cs-0.7-seed0 failed with exit code 1"]
+    assert [run["variant"] for run in result["runs"]] == ["none"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_at_any_moment_the_same_command_ends_with_the_same_losses(tmp_path, number):
+    words = ("--scalings", "none,ls", "--seeds", "1", "--steps", "40", "--distance", "none", "--no-report")
+    whole = compare(tmp_path / "whole", *words, "--jobs", "1")
+    assert whole.returncode == 0, whole.stderr
+
+    out = tmp_path / "stopped"
+    process = subprocess.Popen(command(out, *words, "--jobs", "1"), stderr=subprocess.PIPE, text=True)
+    log = out / "ls-seed0" / "metrics.jsonl"
+    until = time.monotonic() + 300
+    while not (log.exists() and log.read_text().count("\n") > 5):
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    if number == signal.SIGINT:
+        assert "the same command goes on" in said
+    again = compare(out, *words, "--jobs", "1")
+    assert again.returncode == 0, again.stderr
+    for name in ("none-seed0", "ls-seed0"):
+        one, two = (
+            [(line["step"], line["loss"]) for line in read_lines(folder / name / "metrics.jsonl")]
+            for folder in (tmp_path / "whole", out)
+        )
+        assert one == two
