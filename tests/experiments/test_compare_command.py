@@ -15,7 +15,7 @@ from scalelong.training.run import read_lines
 
 SMALL = [
     "model.embed_dim=32", "model.depth=4", "model.num_heads=2", "train.batch_size=8", "validate.every=2",
-    "validate.n=16", "sample.n=4", "sample.steps=3", "monitor.every=2", "train.log_every=1", "checkpoint.every=2",
+    "validate.n=16", "sample.n=4", "sample.steps=3", "monitor.every=1", "train.log_every=1", "checkpoint.every=2",
 ]  # fmt: skip
 
 
