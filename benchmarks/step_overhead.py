@@ -55,7 +55,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
         theirs = theirs or timed(plain_step, plain, optimizer, x_t, t, batch.eps)
         ratios.append(mine / theirs)
         parts["data"].append(timed(ours.batch, k + 10) / theirs)
-        parts["ema"].append(timed(ours.ema.update) / theirs)
+        parts["ema"].append(timed(ours.ema.update, k + 10) / theirs)
     low, middle, high = statistics.quantiles(ratios, n=4)
     shares = {part: statistics.median(values) for part, values in parts.items()}
     return {"preset": name, "ratio": middle, "quartiles": [low, high], "target": 1.05, "share_of_plain_step": shares}

@@ -16,6 +16,7 @@ from tiny_runs import tiny_config
 
 from scalelong import ConstantScaling, LearnableScaling, NoScaling
 from scalelong.errors import ScaleLongError
+from scalelong.training.ema import Ema
 from scalelong.training.examples import Examples
 from scalelong.training.loop import train
 from scalelong.training.run import Run, load_run, read_lines
@@ -232,7 +233,7 @@ def test_a_run_that_goes_non_finite_keeps_its_last_checkpoint(tmp_path, finished
 
 
 def test_ema_is_the_average_by_name_and_lives_apart():
-    config = tiny_config(scaling=LearnableScaling(), ema__decay=0.75)
+    config = tiny_config(scaling=LearnableScaling(), ema__decay=0.75, ema__warmup=False)
     trainer = Trainer(config, Examples(config, "train"))
     expected = {k: v.clone().double() for k, v in trainer.net.named_parameters()}
     for _ in range(4):
@@ -242,6 +243,12 @@ def test_ema_is_the_average_by_name_and_lives_apart():
     for name, value in trainer.ema.net.named_parameters():
         torch.testing.assert_close(value.double(), expected[name], atol=1e-6, rtol=1e-5)
     assert trainer.ema.net.skip_scaling is not trainer.net.skip_scaling
+
+
+def test_a_warmed_up_ema_depends_on_the_number_of_updates_alone():
+    ema = Ema(torch.nn.Linear(1, 1), 0.99, warmup=True)
+    assert [ema.decay_at(u) for u in (1, 2, 890, 10_000)] == [2 / 11, 3 / 12, 0.99, 0.99]
+    assert Ema(torch.nn.Linear(1, 1), 0.99).decay_at(1) == 0.99
 
 
 def test_a_step_equals_a_plain_loop_of_torch():

@@ -10,6 +10,7 @@ import json
 import math
 import types
 import typing
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -81,7 +82,10 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EmaConfig:
+    """`warmup` averages over fewer steps at first, so that a short run's average is of trained weights."""
+
     decay: float = 0.9999
+    warmup: bool = False
 
 
 @dataclass(frozen=True)
@@ -279,12 +283,13 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
     elif kind is int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        if isinstance(value, str) and value.strip().lstrip("+-").replace("_", "").isdecimal():
-            return int(value)
+        if isinstance(value, str):
+            with suppress(ValueError):
+                return int(value)
     elif kind is float:
         try:
             number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if math.isfinite(number):
             return number

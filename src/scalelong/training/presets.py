@@ -82,7 +82,7 @@ _LATENTS = DataConfig(
 )  # fmt: skip
 _TEXT: dict[str, Any] = {"diffusion": DiffusionConfig(process="sd", drop=0.1), "sample": SampleConfig(
     every=10_000, n=64, sampler="dpm-solver++", steps=50, guidance=2.0)}  # fmt: skip
-_TINY: dict[str, Any] = {"ema": EmaConfig(0.999), "checkpoint": CheckpointConfig(every=1000, keep=2),
+_TINY: dict[str, Any] = {"ema": EmaConfig(0.999, warmup=True), "checkpoint": CheckpointConfig(every=1000, keep=2),
          "validate": ValidateConfig(every=500, n=512)}  # fmt: skip
 
 _LIST = [
@@ -92,7 +92,7 @@ _LIST = [
             "digits", width=64, depth=12, heads=4, patch=2, data=DataConfig("digits"),
             kappa=0.7,
             train=TrainConfig(steps=2000, batch_size=32, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=100),
-            ema=EmaConfig(0.995), checkpoint=CheckpointConfig(every=500), validate=ValidateConfig(every=100, n=300),
+            ema=EmaConfig(0.995, warmup=True), checkpoint=CheckpointConfig(every=500), validate=ValidateConfig(every=100, n=300),
             sample=SampleConfig(every=500, n=64),
         ),
         "8×8 digits, embedded: the default, two minutes on a laptop", "cpu",
@@ -102,7 +102,7 @@ _LIST = [
             "digits-class", width=64, depth=12, heads=4, patch=2, data=DataConfig("digits", classes=True), kappa=0.7,
             diffusion=DiffusionConfig("vp", drop=0.1),
             train=TrainConfig(steps=2000, batch_size=32, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=100),
-            ema=EmaConfig(0.995), checkpoint=CheckpointConfig(every=500), validate=ValidateConfig(every=100, n=300),
+            ema=EmaConfig(0.995, warmup=True), checkpoint=CheckpointConfig(every=500), validate=ValidateConfig(every=100, n=300),
             sample=SampleConfig(every=500, n=60, guidance=2.0),
         ),
         "digits by class, with classifier-free guidance", "cpu",
@@ -111,7 +111,7 @@ _LIST = [
         _small(
             "fashion-tiny", width=96, depth=12, heads=4, patch=4,
             data=DataConfig("fashion-mnist", validation="test", flip=True), kappa=0.7,
-            train=TrainConfig(steps=10_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=500),
+            train=TrainConfig(steps=10_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=200),
             sample=SampleConfig(every=1000, n=64), **_TINY,
         ),
         "Fashion-MNIST 28×28", "cpu",
@@ -120,7 +120,7 @@ _LIST = [
         _small(
             "cifar10-tiny", width=128, depth=12, heads=4, patch=4,
             data=DataConfig("cifar10", validation="test", flip=True), kappa=0.7,
-            train=TrainConfig(steps=20_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=500),
+            train=TrainConfig(steps=20_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=200),
             sample=SampleConfig(every=2000, n=64), **_TINY,
         ),
         "real CIFAR-10 with a U-ViT that 2 cores can train", "cpu",
@@ -129,7 +129,7 @@ _LIST = [
         Config(
             preset="cifar10-tiny-unet", kappa=0.8, data=DataConfig("cifar10", validation="test", flip=True),
             model=ModelConfig(kind="unet", unet="cifar10", channels=(32, 64, 64, 64), layers=2),
-            train=TrainConfig(steps=20_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=500),
+            train=TrainConfig(steps=20_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=200),
             sample=SampleConfig(every=2000, n=64), **_TINY,
         ),
         "real CIFAR-10 with a small diffusers U-Net", "cpu",
@@ -139,7 +139,7 @@ _LIST = [
             "emoji-tiny", width=128, depth=12, heads=4, patch=4,
             data=DataConfig("emoji", text="minilm", text_tokens=16), kappa=0.8,
             diffusion=DiffusionConfig("vp", drop=0.1),
-            train=TrainConfig(steps=10_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=500),
+            train=TrainConfig(steps=10_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=200),
             sample=SampleConfig(every=1000, n=16, guidance=3.0), **_TINY,
         ),
         "text to image: emoji from their names, by MiniLM", "cpu",

@@ -52,7 +52,7 @@ class Trainer:
         self.accelerator = _accelerator(config)
         self._check_split()
         self.net = build_network(config, examples.shapes).to(self.accelerator.device)
-        self.ema = Ema(self.net, config.ema.decay)
+        self.ema = Ema(self.net, config.ema.decay, config.ema.warmup)
         t = config.train
         self.optimizer = torch.optim.AdamW(
             self.net.parameters(), lr=t.lr, betas=t.betas, weight_decay=t.weight_decay, fused=_fused(self.net)
@@ -96,7 +96,7 @@ class Trainer:
         elif self.accelerator.scaler is not None:
             self.accelerator.scaler.update()
         if not skipped:
-            self.ema.update()
+            self.ema.update(self.progress.updates + 1)
         self.progress = replace(
             self.progress,
             step=number,
@@ -205,7 +205,14 @@ class Trainer:
     # ------------------------------------------------------------------------------------ state
 
     def state(self) -> Checkpoint:
+        """For a checkpoint. Weights that are not finite are none: they must not take a good one's place."""
         scaler = self.accelerator.scaler
+        spoilt = [name for name, p in self.net.named_parameters() if not bool(p.isfinite().all())]
+        if spoilt:
+            raise NonFiniteError(
+                f"after step {self.progress.step} {spoilt[0]} is not finite ({len(spoilt)} parameters in all); "
+                "no checkpoint was written, the one before is kept. A lower learning rate or clipping may help"
+            )
         return Checkpoint(
             progress=self.progress,
             model=self.net.state_dict(),
