@@ -50,7 +50,7 @@ def render(runs: Sequence[RunView]) -> str:
         sections.legend(runs),
         element("main", [
             None if comparison is None else sections.results(comparison, runs, "forest" in there),
-            sections.curves(there),
+            sections.curves(there, _scaling_alone(runs)),
             sections.oscillation(there, runs),
             sections.skips(there),
             sections.samples(runs, frames),
@@ -132,6 +132,19 @@ def _about(runs: Sequence[RunView]) -> list[str]:
 def _common(runs: Sequence[RunView], key: str) -> str | None:
     values = {str(run.settings[key]) for run in runs if key in run.settings}
     return values.pop() if len(values) == 1 else None
+
+
+def _scaling_alone(runs: Sequence[RunView]) -> bool:
+    """Whether the runs differ in nothing but their scaling and seed."""
+    rest = [
+        {
+            key: value
+            for key, value in run.settings.items()
+            if key not in ("seed", "kappa") and not key.startswith("scaling.")
+        }
+        for run in runs
+    ]
+    return len(runs) > 1 and all(own and own == rest[0] for own in rest)
 
 
 def _finished(run: RunView) -> bool:

@@ -16,7 +16,8 @@ BUDGET = 2_500_000  # bytes of PNG on one page
 SIDE = 420  # pixels of a grid at most
 FRAMES = 8  # steps shown of a run at most
 # What is given up first when there are many or large grids: steps, then images of a grid, then colours.
-LEVELS = (
+Level = tuple[int, int, int | None]  # steps, images across, colours
+LEVELS: tuple[Level, ...] = (
     (8, 8, None),
     (5, 8, None),
     (3, 8, None),
@@ -43,15 +44,25 @@ class Frame:
 def sample_frames(folders: Sequence[Path], tiles: Sequence[int | None], budget: int = BUDGET) -> list[list[Frame]]:
     """Frames of every run's samples/step-N.png; `tiles` are the sides of one image in them, where known."""
     files = [sample_files(folder) for folder in folders]
-    best: list[list[Frame]] = [[] for _ in folders]
-    for count, across, colours in LEVELS:
-        best = [
-            [frame for step, path in _spread(own, count) if (frame := _frame(path, step, tile, across, colours))]
-            for own, tile in zip(files, tiles, strict=True)
-        ]
-        if sum(len(frame.address) for own in best for frame in own) <= budget:
-            break
-    return best
+    for level in LEVELS[:-1]:
+        frames = _frames(files, tiles, level, budget)
+        if frames is not None:
+            return frames
+    return _frames(files, tiles, LEVELS[-1], None) or [[] for _ in folders]
+
+
+def _frames(
+    files: Sequence[list[tuple[int, Path]]], tiles: Sequence[int | None], level: Level, budget: int | None
+) -> list[list[Frame]] | None:
+    """All frames at this level, or None as soon as they are more than the budget."""
+    count, across, colours = level
+    spent, frames = 0, []
+    for own, tile in zip(files, tiles, strict=True):
+        frames.append([f for step, path in _spread(own, count) if (f := _frame(path, step, tile, across, colours))])
+        spent += sum(len(frame.address) for frame in frames[-1])
+        if budget is not None and spent > budget:
+            return None
+    return frames
 
 
 def sample_files(folder: Path) -> list[tuple[int, Path]]:
@@ -100,7 +111,7 @@ def _frame(path: Path, step: int, tile: int | None, across: int, colours: int | 
     elif colours is not None:
         picture = picture.quantize(colours)
     memory = io.BytesIO()
-    picture.save(memory, format="PNG", optimize=True)
+    picture.save(memory, format="PNG", compress_level=9)
     address = "data:image/png;base64," + base64.b64encode(memory.getvalue()).decode("ascii")
     return Frame(step, address, picture.width, picture.height, pixelated)
 

@@ -130,7 +130,7 @@ def results(comparison: Comparison, runs: Sequence[RunView], has_forest: bool) -
     )
 
 
-def curves(there: set[str]) -> Markup | None:
+def curves(there: set[str], scaling_alone: bool) -> Markup | None:
     shown = [
         ("loss", "Training loss", "On the batches of training; shaded: the range within a point of the curve."),
         ("validation", "Validation loss", "Held-out images with fixed noise and times, the same for every run."),
@@ -140,7 +140,9 @@ def curves(there: set[str]) -> Markup | None:
     figures = [figure(*entry) for entry in shown if entry[0] in there]
     if not figures:
         return None
-    lead = "The same data order and noise for every run of a seed: where curves part, the scaling did it."
+    lead = "Means over the points of a curve; the bar above smooths and switches to a logarithmic axis."
+    if scaling_alone:
+        lead = "Runs of one seed see the same images, times and noise in the same order; only their scaling differs."
     return section("curves", "Training", lead, element("div", figures, class_="figures"))
 
 
@@ -254,7 +256,7 @@ def samples(runs: Sequence[RunView], frames: Sequence[Sequence[Frame]]) -> Marku
             " ", element("output", f"step {steps[-1]:,}", id="frame-step"),
             class_="slider",
         )  # fmt: skip
-    lead = "From the EMA network and the same noise in every run: what differs between the grids is the network."
+    lead = "From the EMA network, and from the same noise in every run."
     return section("samples", "Samples", lead, slider, element("div", grids, class_="grids"))
 
 

@@ -1,0 +1,265 @@
+"""The page by its text: well formed, self-contained, escaped, small, and whole for whatever the folders hold."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from made_runs import make_run, noisy_picture
+
+from scalelong.errors import ScaleLongError
+from scalelong.report import write_report
+
+VOID = {"meta", "img", "input", "br", "hr", "col"}
+HOSTILE = '<img src=x onerror="document.title=1">'
+
+
+class Page(HTMLParser):
+    """Reads a page and insists that every element is closed in order and every id is there once."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.ids, self.scripts, self.text = [], [], [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+        assert len(self.ids) == len(set(self.ids))
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.tags.append((tag, found))
+        if "id" in found:
+            self.ids.append(found["id"])
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append([found, ""])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1][1] += data
+        elif self.open and self.open[-1] != "style":
+            self.text += data
+
+    @property
+    def data(self):
+        return json.loads(next(body for found, body in self.scripts if found.get("id") == "data"))
+
+    def all(self, tag):
+        return [found for name, found in self.tags if name == tag]
+
+
+def page_of(paths, tmp_path):
+    return Page(write_report(paths, tmp_path / "page.html").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory):
+    """Three variants with three seeds each."""
+    root = tmp_path_factory.mktemp("runs")
+    chosen = {"none": (1.0, 1.0), "cs": (0.9, 0.3), "ls": (0.99, 0.6)}
+    return [
+        make_run(root / f"{name}-{seed}", name, seed, level=level * (1 + seed / 500), calm=calm)
+        for name, (level, calm) in chosen.items()
+        for seed in range(3)
+    ]
+
+
+@pytest.fixture(scope="module")
+def page(variants, tmp_path_factory):
+    return page_of(variants, tmp_path_factory.mktemp("page"))
+
+
+def test_every_part_is_there(page):
+    assert {
+        "results", "curves", "oscillations", "skips", "samples", "evaluation", "configs", "data", "log", "smooth",
+        "all",
+    } <= set(page.ids)  # fmt: skip
+    drawn = {found["data-chart"] for found in page.all("div") if "data-chart" in found}
+    assert drawn == set(page.data["charts"]) == {
+        "forest", "loss", "validation", "validation_ema", "gradient", "norms", "oscillation", "oscillation_train",
+        "oscillation_gradient", "kappa", "ratio", "ratios",
+    }  # fmt: skip
+
+
+def test_the_headline_is_the_figures(page):
+    assert "CS (κ = 0.7) ends 10 % below no scaling in validation loss" in page.text
+    assert "3 seeds, 400 steps on digits; paired by seed" in page.text
+
+
+def test_nothing_is_fetched_from_anywhere(page):
+    for tag, found in page.tags:
+        for name in ("src", "href", "action", "srcset", "data", "poster"):
+            if name in found:
+                assert found[name].startswith("data:image/png;base64,"), (tag, name)
+    assert not [found for tag, found in page.tags if tag in ("link", "iframe", "object", "embed", "base")]
+    policy = next(found["content"] for found in page.all("meta") if "http-equiv" in found)
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    script = next(body for found, body in page.scripts if not found)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "fetch(" not in script
+    assert "innerHTML" not in script
+    assert re.findall(r"https?://[^\s\"']+", script) == ["http://www.w3.org/2000/svg"]  # a name, not a place
+
+
+def test_no_attribute_runs_a_script(page):
+    for _, found in page.tags:
+        assert not [name for name in found if name.startswith("on")]
+
+
+def test_everything_of_a_run_can_be_hidden_with_it(page):
+    runs = {str(run) for run in range(9)}
+    members = [found["data-member"].split() for _, found in page.tags if "data-member" in found]
+    assert runs == {run for own in members for run in own}
+    toggles = [found["data-toggle"].split() for found in page.all("button") if "data-toggle" in found]
+    assert ["0", "1", "2"] in toggles
+    assert ["4"] in toggles
+
+
+def test_controls_can_be_reached_and_named(page):
+    for found in page.all("button"):
+        assert found["type"] == "button"
+    assert all("alt" in found for found in page.all("img"))
+    assert all(found["aria-label"] for found in page.all("div") if "data-chart" in found)
+    assert page.all("html")[0]["lang"] == "en"
+
+
+def test_the_seeds_of_a_variant_look_alike_and_no_two_variants_do(page):
+    looks = [(run["label"], run["color"], run["dash"]) for run in page.data["runs"]]
+    assert len(set(looks)) == 3
+    assert len({colour for _, colour, _ in looks}) == 3
+    assert len({dash for _, _, dash in looks}) == 3
+
+
+def test_kappa_is_drawn_with_css_range(page):
+    chart = page.data["charts"]["kappa"]
+    assert chart["band"]["low"] == pytest.approx([0.5**k for k in range(6)], rel=1e-4)
+    assert chart["band"]["high"] == pytest.approx([0.95**k for k in range(6)], rel=1e-4)
+    cs = next(s for s in chart["series"] if page.data["runs"][s["run"]]["label"] == "cs-0.7")
+    assert cs["y"] == pytest.approx([0.7**k for k in range(6)], rel=1e-4)
+    ls = next(s for s in chart["series"] if page.data["runs"][s["run"]]["label"] == "ls")
+    assert ls["whiskers"]
+
+
+def test_oscillation_is_the_spread_of_the_jumps(page, variants):
+    import numpy as np
+
+    looks = [json.loads(line) for line in (variants[4] / "stability.jsonl").read_text().splitlines()[1:]]
+    jumps = [look["jump"]["probe"]["backbone"] for look in looks if look["step"] >= 200]
+    drawn = next(s for s in page.data["charts"]["oscillation"]["series"] if s["run"] == 4)
+    assert drawn["y"] == pytest.approx(np.std(jumps, axis=0), rel=1e-4)
+
+
+def test_what_differs_between_the_configs_is_listed(tmp_path):
+    one = make_run(tmp_path / "one", settings=["train.lr=0.001"])
+    two = make_run(tmp_path / "two", settings=["train.lr=0.003"])
+    found = page_of([one, two], tmp_path)
+    assert "train.lr" in found.text
+    assert [run["label"] for run in found.data["runs"]] == ["none · lr 0.001", "none · lr 0.003"]
+
+
+@pytest.mark.parametrize("where", ["name", "metrics", "record", "card", "alarm"])
+def test_hostile_text_stays_text(tmp_path, where):
+    name = HOSTILE.replace("/", "") if where == "name" else "run"
+    folder = make_run(tmp_path / name)
+    if where == "metrics":
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({"step": 401, HOSTILE: 1.0, "loss": HOSTILE}) + "\n")
+    if where == "record":
+        record = json.loads((folder / "config.json").read_text())
+        record["config"]["preset"] = record["device"] = record["config"]["data"]["name"] = HOSTILE
+        record["config"]["scaling"] = {"kind": HOSTILE, HOSTILE: HOSTILE}
+        (folder / "config.json").write_text(json.dumps(record))
+    if where == "card":
+        card = json.loads((folder / "distance.json").read_text())
+        card["card"]["metric"] = card["card"]["notes"][0] = card["card"]["reference"]["name"] = HOSTILE
+        (folder / "distance.json").write_text(json.dumps(card))
+    if where == "alarm":
+        with open(folder / "stability.jsonl", "a") as file:
+            file.write(json.dumps({"step": 410, "alarms": [{"text": HOSTILE}]}) + "\n")
+    found = page_of([folder], tmp_path)
+    assert not [img for img in found.all("img") if img.get("src") == "x"]
+    assert not [attributes for _, attributes in found.tags if "onerror" in attributes]
+    if where != "metrics":
+        assert HOSTILE in found.text
+
+
+@pytest.mark.parametrize(
+    "broken", ["config.json", "metrics.jsonl", "stability.jsonl", "distance.json", "resources.json", "samples"]
+)
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[1, 2]", b'{"format": 99}', b"\xff\xfe\x00"])
+def test_a_page_is_whole_without_any_of_its_files(tmp_path, broken, content):
+    folder = make_run(tmp_path / "run", samples=1)
+    path = folder / broken
+    if path.is_dir():
+        path = path / "step-00000400.png"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    if broken == "config.json" and content is None:
+        path.with_name("metrics.jsonl").touch()
+    found = page_of([folder, make_run(tmp_path / "other", "cs")], tmp_path)
+    assert found.text.strip()
+
+
+def test_a_run_that_has_only_begun_is_shown_and_not_compared(tmp_path):
+    whole, begun = make_run(tmp_path / "whole"), make_run(tmp_path / "begun", "cs", logged=100, samples=0)
+    found = page_of([whole, begun], tmp_path)
+    assert "missing: begun is at step 100 of 400" in found.text
+    assert "ends" not in found.text.splitlines()[0]
+
+
+def test_losses_on_different_data_are_not_compared(tmp_path):
+    one, two = make_run(tmp_path / "one"), make_run(tmp_path / "two", "cs")
+    record = json.loads((two / "config.json").read_text())
+    record["config"]["data"]["name"] = "emoji"
+    (two / "config.json").write_text(json.dumps(record))
+    found = page_of([one, two], tmp_path)
+    assert "results" not in found.ids
+    assert "2 runs on several datasets" in found.text
+
+
+def test_a_dozen_runs_with_large_grids_are_under_five_megabytes(tmp_path):
+    runs = [make_run(tmp_path / f"run{k}", "cs" if k % 2 else "none", k, steps=5000, skips=16) for k in range(12)]
+    for run in runs:
+        for step in (2500, 5000):
+            noisy_picture(run / "samples" / f"step-{step:08d}.png", 530)
+    path = write_report(runs, tmp_path / "page.html")
+    assert path.stat().st_size < 5_000_000
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    runs = [make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run")]
+    found = page_of([*runs, runs[0]], tmp_path)
+    assert "a/run" in found.text
+    assert len(found.data["runs"]) == 2  # and one given twice is shown once
+
+
+def test_what_is_no_run_is_a_sentence(tmp_path):
+    with pytest.raises(ScaleLongError, match="is neither a run folder"):
+        write_report([tmp_path], tmp_path / "page.html")
+    with pytest.raises(ScaleLongError, match="is not there"):
+        write_report([tmp_path / "absent"], tmp_path / "page.html")
+    with pytest.raises(ScaleLongError, match="is a folder; give a file"):
+        write_report([make_run(tmp_path / "run")], tmp_path)
+
+
+def test_the_command_writes_beside_the_run(tmp_path):
+    folder = make_run(tmp_path / "run")
+    words = [sys.executable, "-m", "scalelong", "report", str(folder)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"page: {folder / 'report.html'}\n"
+    failed = subprocess.run([*words[:4], str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("error: ")
