@@ -184,9 +184,9 @@ def report(n: int, clocks: dict[str, Clock], sides: dict[str, list[Moments]], ou
         "machine": platform.machine(),
         "versions": versions(),
     }
-    print(json.dumps(result, indent=1))
+    print(json.dumps(result, indent=1, ensure_ascii=False))
     if out is not None:
-        write_text(out, json.dumps(result, indent=1) + "\n")
+        write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
