@@ -1,0 +1,215 @@
+"""The page in headless Chromium: it draws, hides, answers the keyboard, fits a phone, prints, runs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+
+import pytest
+from made_runs import make_run
+
+from scalelong.report import write_report
+
+pytestmark = pytest.mark.slow
+
+HOSTILE = '<img src=x onerror="document.body.dataset.hacked=1">'
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --hide-scrollbars"
+)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    service = shutil.which("chromedriver")
+    if chromium is None or service is None:
+        pytest.skip("Debian's chromium and chromium-driver are not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(service))
+    driver.set_page_load_timeout(120)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    runs = [
+        make_run(root / f"{name}-{seed}", name, seed, samples=3) for name in ("none", "cs", "ls") for seed in (0, 1)
+    ]
+    evil = make_run(root / HOSTILE.replace("/", ""), "uniform", 0)
+    card = json.loads((evil / "distance.json").read_text())
+    card["card"]["notes"] = [HOSTILE]
+    (evil / "distance.json").write_text(json.dumps(card))
+    return write_report([*runs, evil], root / "page.html")
+
+
+@pytest.fixture
+def page(driver, path):
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    driver.set_window_size(1280, 900)
+    driver.get_log("browser")
+    driver.get(path.as_uri())
+    return driver
+
+
+def count(page, selector):
+    return page.execute_script("return document.querySelectorAll(arguments[0]).length", selector)
+
+
+def test_it_loads_without_a_word_on_the_console(page):
+    assert page.execute_script("return document.documentElement.classList.contains('drawn')")
+    assert page.get_log("browser") == []
+
+
+def test_every_chart_has_marks(page):
+    charts = page.execute_script(
+        "return [...document.querySelectorAll('[data-chart]')].map(c => [c.dataset.chart,"
+        " c.closest('details') ? -1 : c.querySelectorAll('svg .series path').length])"
+    )
+    assert len(charts) == 12
+    assert all(marks for _, marks in charts), charts
+
+
+def test_lines_lie_within_their_axes(page):
+    """Every point drawn is inside its chart; NaN would show as a path that has none."""
+    bad = page.execute_script(
+        """return [...document.querySelectorAll('svg .line')].filter(path => {
+             const d = path.getAttribute('d') || '';
+             const box = path.ownerSVGElement.viewBox.baseVal;
+             return /NaN|Infinity/.test(d) || (d.match(/-?[\\d.]+,-?[\\d.]+/g) || []).some(p => {
+               const [x, y] = p.split(',').map(Number);
+               return x < 0 || x > box.width || y < -1 || y > box.height + 1;
+             });
+           }).length"""
+    )
+    assert bad == 0
+
+
+def test_toggling_a_variant_hides_it_everywhere(page):
+    runs = [2, 3]  # cs
+    assert count(page, "svg .series[data-run='2']") > 5
+    page.find_element("css selector", "button.chip[data-toggle='2 3']").click()
+    for run in runs:
+        assert count(page, f"svg .series[data-run='{run}']") == 0
+    still = page.execute_script(
+        "return [...document.querySelectorAll('[data-member]')].filter(n => n.offsetParent !== null"
+        " && n.dataset.member.split(' ').every(r => r === '2' || r === '3')).length"
+    )
+    assert still == 0
+    assert "cs-0.7" not in page.execute_script("return document.querySelector('#samples').innerText")
+    assert "cs-0.7" not in page.execute_script(
+        "return document.querySelector('#results').innerText.split('missing')[0]"
+    )
+    assert count(page, "svg .series[data-run='0']") > 5
+    page.find_element("css selector", "#all").click()
+    assert count(page, "svg .series[data-run='2']") > 5
+
+
+def test_one_seed_can_be_hidden(page):
+    page.find_element("css selector", "button.seed[data-toggle='3']").click()
+    assert count(page, "svg .series[data-run='3']") == 0
+    assert count(page, "svg .series[data-run='2']") > 5
+    chip = page.find_element("css selector", "button.chip[data-toggle='2 3']")
+    assert chip.get_attribute("aria-pressed") == "mixed"
+
+
+def test_all_hidden_says_so_and_comes_back(page):
+    for button in page.find_elements("css selector", "button.chip"):
+        button.click()
+    assert count(page, "svg .series") == 0
+    assert "nothing to show" in page.execute_script("return document.querySelector('[data-chart=loss]').textContent")
+    page.find_element("css selector", "#all").click()
+    assert count(page, "svg .series") > 50
+    assert page.get_log("browser") == []
+
+
+def test_the_keyboard_reaches_everything(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.execute_script("document.querySelector('button.chip').focus()")
+    page.switch_to.active_element.send_keys(Keys.SPACE)
+    assert count(page, "svg .series[data-run='0']") == 0
+    chart = page.find_element("css selector", "[data-chart=validation]")
+    page.execute_script("arguments[0].focus()", chart)
+    chart.send_keys(Keys.END)
+    tip = chart.find_element("css selector", ".tip")
+    assert "step 400" in tip.text
+    assert "cs-0.7" in tip.text
+    chart.send_keys(Keys.LEFT)
+    assert "step 350" in tip.text
+    chart.send_keys(Keys.ESCAPE)
+    assert not tip.is_displayed()
+
+
+def test_the_pointer_reads_the_curves(page):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    chart = page.find_element("css selector", "[data-chart=loss]")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
+    ActionChains(page).move_to_element(chart).perform()
+    assert "step" in chart.find_element("css selector", ".tip").text
+
+
+def test_log_axis_and_smoothing_redraw(page):
+    line = "return document.querySelector('[data-chart=loss] .series .line').getAttribute('d')"
+    before = page.execute_script(line)
+    page.find_element("css selector", "#log").click()
+    logarithmic = page.execute_script(line)
+    assert logarithmic != before
+    page.execute_script(
+        "const s = document.querySelector('#smooth'); s.value = 0.9; s.dispatchEvent(new Event('input'))"
+    )
+    assert page.execute_script(line) != logarithmic
+    assert page.get_log("browser") == []
+
+
+def test_the_slider_goes_through_the_samples(page):
+    shown = "return [...document.querySelectorAll('.samples img')].filter(i => !i.hidden).map(i => +i.dataset.step)"
+    assert set(page.execute_script(shown)) == {400}
+    page.execute_script("const s = document.querySelector('#frame'); s.value = 0; s.dispatchEvent(new Event('input'))")
+    assert max(page.execute_script(shown)) < 400
+    assert page.execute_script("return [...document.images].every(i => i.naturalWidth > 0)")
+
+
+def test_hostile_names_stay_text(page):
+    assert HOSTILE.replace("/", "") in page.execute_script("return document.body.innerText")
+    assert page.execute_script("return document.body.dataset.hacked") is None
+    assert count(page, "img[src='x']") == 0
+
+
+def test_it_fits_a_phone(page):
+    page.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    )
+    page.refresh()
+    wide = page.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= 390
+    assert count(page, "[data-chart=loss] .series") == 7
+
+
+def test_it_is_dark_in_the_dark(page):
+    page.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    )
+    colours = page.execute_script(
+        "const s = getComputedStyle(document.body);"
+        "return [s.backgroundColor, s.color].map(c => c.match(/\\d+/g).map(Number))"
+    )
+    assert max(colours[0]) < 60
+    assert min(colours[1]) > 180
+
+
+def test_it_prints(page):
+    printed = page.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    content = base64.b64decode(printed["data"])
+    assert content.startswith(b"%PDF")
+    assert len(content) > 50_000
