@@ -26,7 +26,7 @@ class Limits:
     spike         a gradient norm or loss: so many robust standard deviations of its logarithm above the median …
     gradient_factor, loss_factor   … and so many times the median
     ratio_growth  skip-to-backbone ratio: the newest tenth of the window against its oldest tenth
-    looks         at least so many looks before anything is compared
+    looks         at least so many looks (or differences) on either side before anything is compared
     """
 
     growth: float = 3.0

@@ -1,4 +1,4 @@
-"""Hooks that take norms while a network runs. They are attached for one pass and taken off after it.
+"""Hooks that take norms while a network runs: attached for one pass, taken off after it.
 
 Nothing is read from the device until `Recorder.norms()`; nothing is kept but norms. Hooks are callable objects.
 """
@@ -6,7 +6,8 @@ Nothing is read from the device until `Recorder.norms()`; nothing is kept but no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,45 +96,44 @@ class Recorder:
         )
 
 
-def attach(root: nn.Module, watched: Watched, recorder: Recorder) -> list[RemovableHandle]:
-    """Watch the passes of `root` until the handles are removed. What fails leaves nothing attached."""
-    handles: list[RemovableHandle] = []
-    try:
-        handles.append(root.register_forward_pre_hook(_RootEye(recorder), with_kwargs=True, prepend=True))
-        for i, site in enumerate(watched.sites, start=1):
-            handles += _attach_site(root, watched, site, i, recorder)
+class Eyes:
+    """Where the hooks of one network go: found once, then opened for a pass and closed after it."""
+
+    def __init__(self, root: nn.Module, watched: Watched) -> None:
+        self.root, self.size = root, watched.size
+        self.joins: list[tuple[nn.Module, nn.Module, _Join, tuple[int, int, int]]] = []
+        self.outputs: list[tuple[nn.Module, tuple[int, ...]]] = []
         outputs: dict[str, list[int]] = {}
         for i, site in enumerate(watched.sites, start=1):
+            called = root.get_submodule(site.called)
+            join = _Join(*_argument_of(called, site.argument), site=site)
+            points = (watched.point("skip", i), watched.point("joined", i), watched.point("backbone", i))
+            self.joins.append((called, root.get_submodule(site.path), join, points))
             outputs.setdefault(site.path, []).append(watched.point("out", i))
         for k, path in enumerate(watched.blocks):
             outputs.setdefault("" if path == ROOT else path, []).append(watched.block(k))
-        for path, keys in outputs.items():
-            handles.append(root.get_submodule(path).register_forward_hook(_OutEye(recorder, tuple(keys))))
-        scaler = scaling_of(root)
-        if scaler is not None and not isinstance(scaler, FixedSkips) and not isinstance(scaler.spec, BlockScaling):
-            handles.append(scaler.register_forward_hook(_KappaEye(recorder)))
-    except Exception:
-        detach(handles)
-        raise
-    return handles
+        self.outputs = [(root.get_submodule(path), tuple(keys)) for path, keys in outputs.items()]
 
-
-def detach(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
-def _attach_site(root: nn.Module, watched: Watched, site: Site, i: int, recorder: Recorder) -> list[RemovableHandle]:
-    called = root.get_submodule(site.called)
-    join = _Join(*_argument_of(called, site.argument), site=site)
-    skip, joined, backbone = (watched.point(measure, i) for measure in ("skip", "joined", "backbone"))
-    before = _SkipEye(recorder, join, skip)
-    after = _JoinEye(recorder, join, joined, backbone)
-    consumer = root.get_submodule(site.path)
-    return [
-        called.register_forward_pre_hook(before, with_kwargs=True, prepend=True),  # ahead of the scaling's own hook
-        consumer.register_forward_pre_hook(after, with_kwargs=True),  # and behind it
-    ]
+    @contextmanager
+    def open(self, recorder: Recorder) -> Iterator[None]:
+        """Norms of every pass of the network go to `recorder`; on leaving, nothing is attached."""
+        handles: list[RemovableHandle] = []
+        try:
+            handles.append(self.root.register_forward_pre_hook(_RootEye(recorder), with_kwargs=True, prepend=True))
+            for called, consumer, join, (skip, joined, backbone) in self.joins:
+                before, after = _SkipEye(recorder, join, skip), _JoinEye(recorder, join, joined, backbone)
+                # the one ahead of the scaling's own hook, the other behind it
+                handles.append(called.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+                handles.append(consumer.register_forward_pre_hook(after, with_kwargs=True))
+            for module, keys in self.outputs:
+                handles.append(module.register_forward_hook(_OutEye(recorder, keys)))
+            scaler = scaling_of(self.root)
+            if scaler is not None and not isinstance(scaler, FixedSkips) and not isinstance(scaler.spec, BlockScaling):
+                handles.append(scaler.register_forward_hook(_KappaEye(recorder)))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 @dataclass(frozen=True)

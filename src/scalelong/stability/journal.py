@@ -68,7 +68,6 @@ class Journal:
         self.path = None if path is None else Path(path)
         self.keep = keep
         self.count = 0
-        self._file: Any = None
 
     def begin(self, header: Entry, step: int) -> list[Entry]:
         """Go on with a file of the same network from `step` on; what it says of that step and later is dropped."""
@@ -90,10 +89,8 @@ class Journal:
     def write(self, entry: Entry) -> None:
         if self.path is None:
             return
-        if self._file is None:
-            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (kept open for the run)
-        self._file.write(_line(entry))
-        self._file.flush()
+        with open(self.path, "a", encoding="utf-8") as file:  # for each look anew: nothing to be left open
+            file.write(_line(entry))
         self.count += 1
         if self.count >= self.keep:
             lines = _lines(self.path)
@@ -101,14 +98,8 @@ class Journal:
             self._rewrite([line for line in lines if "format" in line][-1:] + entries)
             self.count = len(entries)
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
     def _rewrite(self, lines: Iterable[Entry]) -> None:
         assert self.path is not None
-        self.close()
         with atomic_file(self.path) as aside:
             aside.write_text("".join(map(_line, lines)), encoding="utf-8")
 
@@ -130,7 +121,11 @@ def rounded(values: Tensor | Iterable[float], digits: int = 5) -> list[float | N
 
 
 def number(value: float | None, digits: int = 5) -> float | None:
-    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
+    """A number with so many significant digits, None for what is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    kept = float(f"{value:.{digits}g}")
+    return kept if math.isfinite(kept) else None  # the greatest floats round up to infinity
 
 
 def _raised(entry: Entry) -> bool:

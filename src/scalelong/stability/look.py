@@ -88,9 +88,15 @@ class Layout:
 
 
 def make_entry(
-    layout: Layout, now: Look, before: Look | None, noted: Noted, drift: BlockNorms | None, kappas: list[Any]
+    layout: Layout,
+    now: Look,
+    before: Look | None,
+    last: int,
+    noted: Noted,
+    drift: BlockNorms | None,
+    kappas: list[Any],
 ) -> Entry:
-    """The look without what is compared over a window. A jump is over exactly one step."""
+    """The look without what is compared over a window. A jump is over exactly one step; `last` is the last entry's."""
     w = layout.watched
     entry: Entry = {"step": now.step}
     for name, norms in (("probe", now.probe), ("train", now.train)):
@@ -104,7 +110,7 @@ def make_entry(
         entry["probe"]["by_time"] = [rounded(row) for row in now.by_time]
     if kappas:
         entry["kappa"] = {name: rounded(k[place] for k in kappas) for place, name in enumerate(("mean", "min", "max"))}
-    entry |= _gradient_part(now, before, noted)
+    entry |= _gradient_part(now, before, last, noted)
     if noted.loss is not None:
         entry["loss"] = noted.loss
     if drift is not None:
@@ -122,21 +128,21 @@ def add_oscillation(layout: Layout, entry: Entry, window: Window, by_time: Windo
     window.add(layout.read(entry.get("jump")))
     by_time.add(layout.read_by_time(entry.get("jump")))
     spreads = window.oscillation()
-    looks = int((~torch.stack(list(window.rows)).isnan()).any(1).sum())
-    entry["oscillation"] = {"looks": looks}
-    if looks >= 2:
+    jumps = int((~torch.stack(list(window.rows)).isnan()).any(1).sum())
+    entry["oscillation"] = {"jumps": jumps}
+    if jumps >= 2:
         entry["oscillation"] |= layout.told(spreads, 3)
         if "by_time" in entry.get("probe", {}):
             rows = by_time.oscillation().view(layout.followed, layout.bins)
             entry["oscillation"]["by_time"] = [rounded(row, 3) for row in rows]
 
 
-def _gradient_part(now: Look, before: Look | None, noted: Noted) -> Entry:
+def _gradient_part(now: Look, before: Look | None, last: int, noted: Noted) -> Entry:
     totals = list(noted.gradients)
     totals += [
         (look.step, look.gradients.total)
         for look in (before, now)
-        if look is not None and look.gradients is not None and math.isfinite(look.gradients.total)
+        if look is not None and look.step > last and look.gradients is not None and math.isfinite(look.gradients.total)
     ]
     part: Entry = {}
     if now.gradients is not None:

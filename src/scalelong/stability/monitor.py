@@ -20,7 +20,7 @@ from scalelong.stability.advice import advice
 from scalelong.stability.alarms import Alarm as Alarm
 from scalelong.stability.alarms import Finding, find
 from scalelong.stability.alarms import Limits as Limits
-from scalelong.stability.eyes import Norms, Recorder, attach, detach
+from scalelong.stability.eyes import Eyes, Norms, Recorder
 from scalelong.stability.journal import FORMAT, Entry, Journal
 from scalelong.stability.look import Layout, Look, add_oscillation, make_entry
 from scalelong.stability.notes import Notes
@@ -38,8 +38,8 @@ LOGGER = logging.getLogger("scalelong")
 class StabilityMonitor:
     """`watch = StabilityMonitor(net, probe=(x_t, t))`, then `with watch.step(step):` around forward and backward.
 
-    Every `every` steps it looks at two steps in a row, `step − 1` and `step`, so that a jump is over exactly one
-    update. Between looks nothing is attached to the network and nothing waits for the device. Looking does not
+    It looks every `every` steps, and at every second look at the step before it too, so that a jump is over exactly
+    one update. Between looks nothing is attached to the network and nothing waits for the device. Looking does not
     disturb: losses are bit for bit those of a run without it.
 
     net       any network, also wrapped by DDP, DataParallel or torch.compile; long skips that are not known are
@@ -86,7 +86,7 @@ class StabilityMonitor:
         self.limits, self.log, self.on_alarm = limits or Limits(), log, on_alarm
         self.scaler, self.times, self.bins, self._t = scaler, times, bins, t
         self._probe = None if probe is None else as_probe(probe, t)
-        self._parameters = ParameterNorms(self.root, self.watched)
+        self._eyes, self._parameters = Eyes(self.root, self.watched), ParameterNorms(self.root, self.watched)
         self._ema = None if ema is None else self._parameters.average_of(ema)
         self._layout = Layout(self.watched, bins)
         self._window, self._by_time = Window(window), Window(window)
@@ -106,7 +106,7 @@ class StabilityMonitor:
                 hooks do not see, so that it is run again on them
         """
         self._step = step
-        if not self.every or (step % self.every and (step + 1) % self.every):
+        if not self.every or (step % self.every and (step + 1) % (2 * self.every)):
             return nullcontext()
         return self._looking(step, batch)
 
@@ -119,9 +119,9 @@ class StabilityMonitor:
             self._notes.add(self._step, loss, t, grad_norm)
 
     def remove(self) -> None:
-        """Close the file and let go. Nothing is left in the network; between looks nothing ever is."""
-        self._journal.close()
+        """Stop looking. Nothing is left in the network; between looks nothing ever is."""
         self.every = 0
+        self._before, self._probe, self._ema = None, None, None
 
     # ------------------------------------------------------------------------------------ to look at
 
@@ -144,14 +144,12 @@ class StabilityMonitor:
     @contextmanager
     def _looking(self, step: int, batch: Inputs | None) -> Iterator[None]:
         seen: Recorder | None = None
-        handles = []
-        if not is_compiled(self.net):
-            seen = Recorder(self.watched.size, keep_call=self._probe is None)
-            handles = attach(self.root, self.watched, seen)
-        try:
+        if is_compiled(self.net):
             yield
-        finally:
-            detach(handles)
+        else:
+            seen = Recorder(self.watched.size, keep_call=self._probe is None)
+            with self._eyes.open(seen):
+                yield
         autocast = {} if seen is None else seen.autocast
         gradients = self._gradients()
         train = None if seen is None else seen.norms()
@@ -185,22 +183,19 @@ class StabilityMonitor:
     def _run(self, inputs: Probe, autocast: dict[str, torch.dtype | None], samples: int | None) -> Norms | None:
         """A pass of the network on these inputs, to look at alone."""
         recorder = Recorder(self.watched.size, samples)
-        with undisturbed(self.root, autocast):
-            handles = attach(self.root, self.watched, recorder)
-            try:
-                inputs.call(self.root)
-            finally:
-                detach(handles)
+        with undisturbed(self.root, autocast), self._eyes.open(recorder):
+            inputs.call(self.root)
         return recorder.norms()
 
     def _tell(self, look: Look, probe: Probe, edges: tuple[float, ...]) -> None:
         if not self._begun:
             self._begin(look.step, probe, edges)
         drift = None if self._ema is None else self._parameters.drift(self._ema)
-        noted = self._notes.collect(edges)
+        last = self._entries[-1]["step"] if self._entries else -1
+        noted = self._notes.collect(edges, last)
         if self.scaler is not None:
             noted = noted.without_gradient_trouble()
-        entry = make_entry(self._layout, look, self._before, noted, drift, self._kappas(look.probe))
+        entry = make_entry(self._layout, look, self._before, last, noted, drift, self._kappas(look.probe))
         add_oscillation(self._layout, entry, self._window, self._by_time)
         self._entries.append(entry)
         findings = find(self.watched, self.limits, list(self._entries), self._window, self._by_time, edges)

@@ -43,11 +43,14 @@ class Notes:
         if grad_norm is not None:
             self._gradients.append((step, torch.as_tensor(grad_norm).detach().reshape(())))
 
-    def collect(self, edges: Sequence[float]) -> Noted:
-        """Everything since the last call, in one look at the device for each kind."""
+    def collect(self, edges: Sequence[float], after: int) -> Noted:
+        """Everything since the last call, in one look at the device for each kind.
+
+        Gradient norms of steps up to `after`, the last look, are left out: it has seen them itself.
+        """
         gradients = _read([norm for _, norm in self._gradients])
         steps = [step for step, _ in self._gradients]
-        noted = list(zip(steps, gradients, strict=True))
+        noted = [(step, norm) for step, norm in zip(steps, gradients, strict=True) if step > after]
         losses = list(self._losses)
         self._losses.clear()
         self._gradients.clear()

@@ -36,7 +36,7 @@ def spread(differences: Tensor) -> Tensor:
 
 
 class Window:
-    """The step-to-step differences of many logarithms at the last `length` looks."""
+    """The step-to-step differences of many logarithms at the last `length` looks (NaN where a look has none)."""
 
     def __init__(self, length: int) -> None:
         self.rows: deque[Tensor] = deque(maxlen=length)
@@ -49,8 +49,8 @@ class Window:
         return spread(torch.stack(list(self.rows)))
 
     def halves(self, least: int) -> tuple[Tensor, Tensor] | None:
-        """The oscillations over the older and over the newer half, once each has `least` looks."""
-        rows = list(self.rows)
+        """The oscillations over the older and over the newer half, once each has `least` differences."""
+        rows = [row for row in self.rows if not row.isnan().all()]
         middle = len(rows) // 2
         if middle < least:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from scalelong.errors import ScaleLongError
 from scalelong.stability.watched import ROOT, Watched
+
+ROOM = 1 << 24  # numbers that a difference may take at a time: 64 MB
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,17 @@ class ParameterNorms:
         held = [(k, _dense(p.grad)) for k, p in zip(self.places, self.parameters, strict=True) if p.grad is not None]
         if not held:
             return None
-        norms = self._by_block([k for k, _ in held], [g for _, g in held])
+        norms = self._by_block([k for k, _ in held], _norms([g for _, g in held]))
         return BlockNorms(norms.total / scale, norms.blocks / scale, norms.bad)
 
     @torch.no_grad()
     def drift(self, ema: list[Tensor]) -> BlockNorms:
         """‖θ − θ̄‖/‖θ̄‖ over all parameters and over each block's, where θ̄ is the average."""
-        here, apart, size = sorted(set(self.places)), [], []
-        for k in here:  # a block at a time: the differences need room
-            pairs = [(p, a) for p, a, place in zip(self.parameters, ema, self.places, strict=True) if place == k]
-            mine, theirs = [p.detach() for p, _ in pairs], [a.to(p) for p, a in pairs]
-            apart.append(_norm(torch._foreach_sub(mine, theirs)))
-            size.append(_norm(theirs))
-        both = _together([*apart, *size]).view(2, -1)  # (2, blocks with parameters)
-        ratio = torch.full((self.count,), math.nan, dtype=torch.float64)
-        ratio[here] = both[0] / both[1]
-        return BlockNorms(float(both[0].norm() / both[1].norm()), ratio)
+        apart: list[Tensor] = []
+        for mine, theirs in _chunks(self.parameters, ema):  # the differences need room
+            apart += _norms(list(torch._foreach_sub(mine, theirs)))
+        distance, size = self._by_block(self.places, apart), self._by_block(self.places, _norms(ema))
+        return BlockNorms(distance.total / (size.total or math.nan), distance.blocks / size.blocks)
 
     def average_of(self, ema: Any) -> list[Tensor]:
         """The averaged parameters in the order of the network's: by name from a network, by order from a list."""
@@ -72,8 +69,9 @@ class ParameterNorms:
             )
         return tensors
 
-    def _by_block(self, places: list[int], tensors: list[Tensor]) -> BlockNorms:
-        each = _together(_norms(tensors))
+    def _by_block(self, places: list[int], norms: list[Tensor]) -> BlockNorms:
+        """From one norm a parameter to one a block."""
+        each = torch.stack([n.to(norms[0].device, torch.float32) for n in norms]).cpu().double()
         where = torch.tensor(places)
         squares = torch.zeros(self.count, dtype=torch.float64).index_add_(0, where, each.square())
         there = torch.zeros(self.count, dtype=torch.bool)
@@ -90,14 +88,15 @@ def _norms(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.linalg.vector_norm(t) for t in tensors]
 
 
-def _norm(tensors: Iterable[Tensor]) -> Tensor:
-    norms = _norms(list(tensors))
-    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float32) for n in norms]))
-
-
-def _together(norms: list[Tensor]) -> Tensor:
-    """Numbers of any device, on the CPU in one look."""
-    return torch.stack([n.to(norms[0].device, torch.float32) for n in norms]).cpu().double()
+def _chunks(mine: list[nn.Parameter], theirs: list[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Both lists in parts of about `ROOM` numbers, the second on the first's devices."""
+    start, count = 0, 0
+    for k, parameter in enumerate(mine):
+        count += parameter.numel()
+        if count >= ROOM or k + 1 == len(mine):
+            part = [p.detach() for p in mine[start : k + 1]]
+            yield part, [a.to(p) for a, p in zip(theirs[start : k + 1], part, strict=True)]
+            start, count = k + 1, 0
 
 
 def _place(name: str, blocks: tuple[str, ...]) -> int:

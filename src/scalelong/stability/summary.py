@@ -28,8 +28,8 @@ class Summary:
         skips = f"{w.n} long skips" if w.n else "no long skips known, watched by its blocks"
         if entry is None:
             return f"{w.network}: {skips}; nothing seen yet"
-        looks = _get(entry, "oscillation", "looks")
-        lines = [f"{w.network}: {skips}; step {entry['step']}, oscillation over {looks} looks"]
+        jumps = _get(entry, "oscillation", "jumps")
+        lines = [f"{w.network}: {skips}; step {entry['step']}, oscillation over {jumps} jumps"]
         lines += _skips(w, entry) if w.n else _blocks(w, entry)
         figures = {
             "gradient": _get(entry, "grad", "total"),

@@ -22,7 +22,7 @@ class Watched:
     """The points at which norms are taken. Of long skip i (outermost first):
 
     skip      x_i, as the encoder gives it, before κ_i
-    backbone  h_i, what the skip is joined with (of the innermost: the middle block's output)
+    backbone  h_i, what the skip is joined with; of the innermost skip it is the middle block's output
     out       the output of the module that consumes both
     joined    κ_i·x_i, as it arrives at the join
 
@@ -77,8 +77,7 @@ class Watched:
         path = self.sites[i - 1].path
         words = {
             "skip": f"long skip {i}" + (f" (from {source})" if (source := self.sites[i - 1].source) else ""),
-            "backbone": f"the backbone at the join of long skip {i} ({path})"
-            + (", the middle block's output" if i == self.n else ""),
+            "backbone": f"the backbone at the join of long skip {i} ({path})" + (", the innermost" * (i == self.n)),
             "out": f"the output of {path}, which consumes long skip {i}",
             "joined": f"long skip {i} after scaling",
         }

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from torch import Tensor, nn
 
 from scalelong.models.denoiser import Denoiser
 from scalelong.stability.monitor import StabilityMonitor
@@ -16,19 +13,19 @@ from scalelong.training.run import Run
 from scalelong.training.trainer import Trainer
 
 
-@dataclass(frozen=True)
 class FixedBatch:
     """A call of the network on the same noisy images each time, in the run's precision."""
 
-    trainer: Trainer
-    batch: Batch
+    def __init__(self, trainer: Trainer, batch: Batch) -> None:
+        process = trainer.examples.process
+        self.autocast, self.denoise = trainer.accelerator.autocast, Denoiser(trainer.net)
+        self.x_t = process.add_noise(batch.x_0, batch.eps, batch.t)
+        self.t = process.network_time(batch.t).to(self.x_t.device)
+        self.conditions = {"y": batch.y, "context": batch.context}
 
-    def __call__(self, net: nn.Module) -> Any:
-        batch, process = self.batch, self.trainer.examples.process
-        with self.trainer.accelerator.autocast():
-            x_t = process.add_noise(batch.x_0, batch.eps, batch.t)
-            conditions = {"y": batch.y, "context": batch.context}
-            return Denoiser(net)(x_t, process.network_time(batch.t).to(x_t.device), **conditions)
+    def __call__(self, net: nn.Module) -> Tensor:
+        with self.autocast():
+            return self.denoise(self.x_t, self.t, **self.conditions)
 
 
 def watch(trainer: Trainer, held_out: Examples | None, run: Run, display: Display) -> StabilityMonitor:
