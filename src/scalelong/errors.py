@@ -49,3 +49,19 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> ScaleLongError:
     options = list(options)
     listed = ", ".join(options)
     return ScaleLongError(f"unknown {kind} {name!r}{suggestion(name, options)} (known: {listed})")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator gave up: Python's, NumPy's, or torch's on any device. (torch need not be imported.)"""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    # oneDNN says no more than the last two when an allocation inside of it fails.
+    signs = ("not enough memory", "can't allocate memory", "out of memory", "_STATUS_ALLOC_FAILED",
+             "could not create a primitive", "could not execute a primitive")  # fmt: skip
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def one_line(error: BaseException | str) -> str:
+    """A message as one line without control characters."""
+    text = " ".join(str(error).split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -84,6 +84,16 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def sweep(folder: Path, *names: str) -> None:
+    """Remove what a killed process left aside of these names (patterns). For whoever holds the folder's lock."""
+    for name in names:
+        for aside in folder.glob(f".{name}.*.part"):
+            if aside.is_dir() and not aside.is_symlink():
+                shutil.rmtree(aside, ignore_errors=True)
+            else:
+                aside.unlink(missing_ok=True)
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -36,10 +36,10 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `scalelong … | head` is no error
         raise SystemExit(0) from None
-    except (ValueError, OSError, ImportError) as error:
-        if debug or not _for_people(error):
+    except Exception as error:
+        if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_sentence(error)}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
@@ -48,7 +48,13 @@ def _show_warning(message: Warning | str, *where: Any, **options: Any) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
-def _for_people(error: BaseException) -> bool:
-    from scalelong.errors import MissingExtraError, ScaleLongError
+def _sentence(error: Exception) -> str:
+    """One line for people. What nobody foresaw says so, and where to look."""
+    from scalelong.errors import MissingExtraError, ScaleLongError, one_line, out_of_memory
 
-    return isinstance(error, (ScaleLongError, MissingExtraError, OSError))
+    said = one_line(error)
+    if isinstance(error, (ScaleLongError, MissingExtraError, OSError)):
+        return said or type(error).__name__
+    if out_of_memory(error):
+        return f"out of memory: {said or 'the system gave no more'}; a smaller batch needs less"
+    return f"unexpected {type(error).__name__}: {said}; --debug shows where (a fault of scalelong, please report it)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import dataclass
@@ -59,27 +60,53 @@ def save(checkpoints: Path, state: Checkpoint, keep: int) -> Path:
             save_file(tensors, folder / f"{name}.safetensors")
         files = {f"{name}.safetensors": sha256(folder / f"{name}.safetensors") for name in TENSORS}
         record = {"format": FORMAT, "progress": vars(state.progress), "scaler": state.scaler, "files": files}
+        record["digest"] = _digest(record)  # a flipped bit in the manifest itself shows as well
         (folder / MANIFEST).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    for old in _listed(checkpoints)[keep:]:
+    # Later steps are checkpoints that were passed over as damaged: they must not push out the good ones.
+    for old in [path for path in _listed(checkpoints) if _step(path) <= state.progress.step][keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
 def newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and a sentence for each damaged one that was passed over."""
+    """The newest checkpoint that is whole, and a sentence for each damaged one that was passed over.
+
+    Where there are checkpoints and none is whole, that is an error: to start at step 1 would write over what may
+    only be out of reach for a while.
+    """
     notes: list[str] = []
     for folder in _listed(checkpoints):
         damage = _damage(folder)
         if damage is None:
             return _load(folder), notes
         notes.append(f"checkpoint {folder.name} is damaged ({damage}) and was passed over")
+    if notes:
+        raise ScaleLongError(
+            f"no checkpoint in {checkpoints} can be used: {'; '.join(notes)}. "
+            "Put a whole one there, or take the folder away to start at step 1"
+        )
     return None, notes
+
+
+def last_step(checkpoints: Path) -> int | None:
+    """The step of the newest checkpoint by name, without a look inside."""
+    return next((_step(folder) for folder in _listed(checkpoints)), None)
 
 
 def _listed(checkpoints: Path) -> list[Path]:
     """Newest first."""
     found = [p for p in checkpoints.glob("step-*") if p.is_dir() and p.name[5:].isdecimal()]
-    return sorted(found, key=lambda p: int(p.name[5:]), reverse=True)
+    return sorted(found, key=_step, reverse=True)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name[5:])
+
+
+def _digest(record: dict[str, Any]) -> str:
+    """Of everything in a manifest but the digest."""
+    rest = {key: value for key, value in record.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def _damage(folder: Path) -> str | None:
@@ -88,7 +115,8 @@ def _damage(folder: Path) -> str | None:
         record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if record["format"] != FORMAT:
             return f"format {record['format']}, this version reads {FORMAT}"
-        Progress(**record["progress"])
+        if record["digest"] != _digest(record) or Progress(**record["progress"]).step != _step(folder):
+            return f"{MANIFEST} is not what was written"
         if set(record["files"]) != {f"{name}.safetensors" for name in TENSORS}:
             return "its manifest lists other files"
         for name, digest in record["files"].items():
@@ -96,7 +124,7 @@ def _damage(folder: Path) -> str | None:
                 return f"{name} does not have the hash in the manifest"
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is not what was written"
     return None
 

@@ -24,6 +24,7 @@ from scalelong.training import checkpoint
 from scalelong.training.config import Config, differences, flatten
 from scalelong.training.display import Display
 from scalelong.training.examples import Examples
+from scalelong.training.failures import in_sentences
 from scalelong.training.run import JsonLines, Run
 from scalelong.training.trainer import Outcome, Trainer
 
@@ -41,25 +42,31 @@ class Result:
 def train(config: Config, out: Path | str, *, quiet: bool = False) -> Result:
     """Train `config` in the folder `out`, or go on with the run that is there."""
     run = Run(out)
-    examples = Examples(config, config.data.split)
-    trainer = Trainer(config, examples)
-    main = trainer.accelerator.is_main_process
-    with run.locked() if main else nullcontext():
-        notes = _resume(trainer, run, config)
-        start = trainer.progress.step
-        with Display(run.name, config.train.steps, start, config.train.batch_size, quiet=quiet or not main) as display:
-            for note in [*notes, *_notices(trainer)]:
-                display.say(note)
-            if start >= config.train.steps:
-                display.say(f"{run.folder} is finished: {start} of {config.train.steps} steps")
-                return Result(run, start, finished=True)
-            if start:
-                display.say(f"{run.folder}: going on after step {start}")
-            if config.tracker is not None:
-                _start_tracker(trainer, run, config.tracker)
-            ended = _loop(trainer, run, display)
+    with in_sentences(config, run.folder, run.checkpoints):
+        trainer = Trainer(config, Examples(config, config.data.split))
+        main = trainer.accelerator.is_main_process
+        with run.locked() if main else nullcontext():
+            ended = _train(trainer, run, quiet=quiet or not main)
     trainer.accelerator.end_training()
     return Result(run, trainer.progress.step, finished=ended is None, signal=ended)
+
+
+def _train(trainer: Trainer, run: Run, quiet: bool) -> int | None:
+    """Resume, and go on to the end or to a signal, which is returned."""
+    config = trainer.config
+    notes = _resume(trainer, run, config)
+    start = trainer.progress.step
+    with Display(run.name, config.train.steps, start, config.train.batch_size, quiet=quiet) as display:
+        for note in [*notes, *_notices(trainer)]:
+            display.say(note)
+        if start >= config.train.steps:
+            display.say(f"{run.folder} is finished: {start} of {config.train.steps} steps")
+            return None
+        if start:
+            display.say(f"{run.folder}: going on after step {start}")
+        if config.tracker is not None:
+            _start_tracker(trainer, run, config.tracker)
+        return _loop(trainer, run, display)
 
 
 def _notices(trainer: Trainer) -> list[str]:
@@ -105,6 +112,7 @@ def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:
                         )
                 stopped = _agreed_signal(trainer, received)
                 if _due(step, config.checkpoint.every, last) or stopped is not None:
+                    log.sync()
                     _save(trainer, run)
                 if stopped is not None and not last:
                     name = signal.Signals(stopped).name
@@ -203,6 +211,8 @@ def _resume(trainer: Trainer, run: Run, config: Config) -> list[str]:
         for path in (run.metrics, run.stability):
             JsonLines(path).keep_until(trainer.progress.step)
         run.write_record({"config": config.to_dict(), **facts})
+        if trainer.progress.step and run.model_step() != trainer.progress.step:
+            run.save_model(trainer.ema.net, trainer.progress.step)  # a kill came between checkpoint and model/
     trainer.accelerator.wait_for_everyone()
     return notes
 
@@ -224,6 +234,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
 
 def _save(trainer: Trainer, run: Run) -> None:
     if trainer.accelerator.is_main_process:
+        run.check_there()
         checkpoint.save(run.checkpoints, trainer.state(), trainer.config.checkpoint.keep)
         run.save_model(trainer.ema.net, trainer.progress.step)
     trainer.accelerator.wait_for_everyone()

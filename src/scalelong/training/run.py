@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from scalelong.errors import ScaleLongError
-from scalelong.files import atomic_folder, write_text
+from scalelong.errors import ScaleLongError, one_line, out_of_memory
+from scalelong.files import atomic_folder, sweep, write_text
 from scalelong.training.config import Config
 from scalelong.training.examples import Facts
 
@@ -48,10 +48,12 @@ class Run:
             return None
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise ScaleLongError(f"{path} cannot be read: {error}") from error
         if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
             raise ScaleLongError(f"{path} is not a run's config: it has no 'config'")
+        if not isinstance(record.get("data", {}), dict):
+            raise ScaleLongError(f"{path} is not a run's config: 'data' is {record['data']!r}")
         return record
 
     def config(self) -> Config:
@@ -77,7 +79,13 @@ class Run:
             handle.write(f"process {os.getpid()}".encode("ascii"))
             handle.flush()
             self._recover_model()
+            self._sweep()
             yield
+
+    def check_there(self) -> None:
+        """A folder that somebody removed must not come back with half of its files."""
+        if not (self.folder / CONFIG).is_file():
+            raise ScaleLongError(f"{self.folder} was removed or emptied while it was trained; nothing more is written")
 
     def save_model(self, net: nn.Module, step: int) -> None:
         """Replace `model/` by this network, in diffusers' folder format with the scaling beside it."""
@@ -106,6 +114,19 @@ class Run:
                     break
         shutil.rmtree(old, ignore_errors=True)
 
+    def _sweep(self) -> None:
+        """Let go of what a killed process was writing, so that many kills do not fill the disk."""
+        sweep(self.folder, "config.json", "stability.jsonl", ".model-new")
+        sweep(self.checkpoints, "step-*")
+        sweep(self.samples, "step-*")
+
+    def model_step(self) -> int | None:
+        """The step that the network in `model/` is of, or None where there is none that can be read."""
+        try:
+            return _step_of(self.model)
+        except ScaleLongError:
+            return None
+
     def _asides(self) -> tuple[Path, Path]:
         return self.folder / ".model-new", self.folder / ".model-old"
 
@@ -126,11 +147,10 @@ class JsonLines:
             for start, line in _lines_backwards(file, end):
                 try:
                     entry = json.loads(line)
-                    whole = line.endswith(b"\n") and isinstance(entry, dict)
-                except ValueError:
-                    whole = False
-                if whole and entry.get("step", 0) <= step:
-                    break
+                    if line.endswith(b"\n") and entry.get("step", 0) <= step:
+                        break
+                except (ValueError, AttributeError, TypeError, RecursionError):
+                    pass  # torn, or not of this log
                 end = start
             file.truncate(end)
 
@@ -141,11 +161,18 @@ class JsonLines:
         self._file.write(json.dumps(entry) + "\n")
         self._file.flush()
 
-    def close(self) -> None:
+    def sync(self) -> None:
+        """Push what was written to the disk: a checkpoint must never be ahead of its log."""
         if self._file is not None:
             os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            try:
+                self.sync()
+            finally:
+                file, self._file = self._file, None
+                file.close()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -156,7 +183,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             for line in file:
                 try:
                     entry = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(entry, dict):
                     entries.append(entry)
@@ -206,20 +233,27 @@ def load_network(folder: Path) -> nn.Module:
 
     try:
         name = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["_class_name"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ScaleLongError(f"{folder} is not a saved network: {error}") from error
-    if name == "UViT":
-        return UViT.from_pretrained(folder)
-    if name not in ("UNet2DModel", "UNet2DConditionModel"):
+    if name not in ("UViT", "UNet2DModel", "UNet2DConditionModel"):
         raise ScaleLongError(f"{folder} holds a {name!r}, which is not a network of this package")
-    net = getattr(diffusers, name).from_pretrained(folder)
+    try:
+        if name == "UViT":
+            return UViT.from_pretrained(folder, use_safetensors=True)
+        net = getattr(diffusers, name).from_pretrained(folder, use_safetensors=True)
+    except ScaleLongError:
+        raise
+    except Exception as error:  # diffusers raises all kinds for a config or weights that were tampered with
+        if out_of_memory(error):
+            raise
+        raise ScaleLongError(f"the network in {folder} cannot be read: {one_line(error)[:300]}") from error
     return load_scaling(net, folder)
 
 
 def _step_of(model: Path) -> int:
     try:
         return int(json.loads((model / STEP).read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise ScaleLongError(f"{model / STEP} cannot be read: {error}") from error
 
 
