@@ -18,11 +18,11 @@ def say(title: str, *lines: object) -> None:
 def main() -> None:
     torch.manual_seed(0)
     unet = UNet2DModel(
-        sample_size=32, block_out_channels=(32, 64, 64), layers_per_block=2,
+        sample_size=16, block_out_channels=(32, 64, 64), layers_per_block=2,
         down_block_types=("DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
     )  # fmt: skip
-    x, t = torch.randn(2, 3, 32, 32), torch.tensor([50, 800])
+    x, t = torch.randn(2, 3, 16, 16), torch.tensor([50, 800])
     original = unet(x, t).sample.detach()
 
     def moved() -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,7 +16,7 @@ STEPS = 3
 
 
 def run_two_processes(names: list[str], folder: Path) -> None:
-    """Train every network on two processes with half the batch each; fails where one of them does."""
+    """Train every network on two processes with half the batch each, and shard one; fails where a process does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -26,7 +27,7 @@ def run_two_processes(names: list[str], folder: Path) -> None:
     processes = []
     for rank, log in enumerate(logs):
         with log.open("w") as file:
-            command = [sys.executable, __file__, *names]
+            command = [sys.executable, __file__, *names, str(folder)]
             processes.append(
                 subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stdout=file, stderr=subprocess.STDOUT)
             )
@@ -80,9 +81,36 @@ def _check(name: str, rank: int) -> None:
         assert torch.equal(*other), "the processes' LS weights drifted apart"
 
 
+def _check_sharded(name: str, decoder: str, folder: str) -> None:
+    """FSDP: each decoder block is a unit of its own, the scaling belongs to the root's."""
+    from skip_networks import make, run
+    from torch.distributed.fsdp import fully_shard
+
+    import scalelong
+
+    net = scalelong.apply(make(name), scalelong.LearnableScaling(activation="elu"))
+    alone = scalelong.apply(make(name), scalelong.LearnableScaling(activation="elu"))
+    alone.load_state_dict(net.state_dict())
+    run(alone, name).square().mean().backward()
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    for block in net.get_submodule(decoder):
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    run(net, name).square().mean().backward()
+    for sharded, whole in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(sharded.grad.full_tensor(), whole.grad, rtol=1e-3, atol=1e-5)
+    with pytest.raises(scalelong.ScaleLongError, match="wrapped by FSDP"):
+        scalelong.remove(net)
+    scalelong.save_scaling(net, folder)
+    again = scalelong.load_scaling(make(name), folder)
+    torch.testing.assert_close(run(again, name), run(alone, name))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    for each in sys.argv[1:]:
+    *names, out = sys.argv[1:]
+    for each in names:
         _check(each, torch.distributed.get_rank())
+    _check_sharded("guided-diffusion", "output_blocks", f"{out}/rank{torch.distributed.get_rank()}")
     torch.distributed.destroy_process_group()

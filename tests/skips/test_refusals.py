@@ -102,12 +102,12 @@ def test_a_network_that_is_wrapped_already_is_refused_with_the_right_order(tmp_p
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         ddp = nn.parallel.DistributedDataParallel(net)
-        order = r"apply\(net, scaling\), then the optimizer, then DistributedDataParallel"
+        order = r"apply\(net, scaling\) first, then DistributedDataParallel and the optimizer"
         with pytest.raises(ScaleLongError, match="the network is wrapped by DistributedDataParallel already.*" + order):
             scalelong.apply(ddp, CS)
     finally:
         torch.distributed.destroy_process_group()
-    with pytest.raises(ScaleLongError, match=r"wrapped by DataParallel already.*then DataParallel"):
+    with pytest.raises(ScaleLongError, match=r"wrapped by DataParallel already.*first, then DataParallel"):
         scalelong.apply(nn.DataParallel(net), CS)
 
 
@@ -146,6 +146,8 @@ def test_a_compiled_network_is_refused_because_its_graphs_would_not_see_the_hook
 
 def test_what_is_not_a_scaling_or_a_placement_is_refused():
     net = make("UNet2DModel")
+    with pytest.raises(ScaleLongError, match=r"a network \(torch.nn.Module\) is scaled, not ConstantScaling"):
+        scalelong.apply(CS, net)
     with pytest.raises(ScaleLongError, match="unknown scaling 'sc'"):
         scalelong.apply(net, "sc")
     with pytest.raises(ScaleLongError, match="a scaling is a spec"):

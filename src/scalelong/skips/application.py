@@ -52,8 +52,8 @@ def apply(
                 that sees the concatenation, for networks whose norm would cancel it (`describe` measures that)
     replace     take another scaling off first instead of refusing
     """
-    spec = parse_scaling(scaling)
     root = _root(net)
+    spec = parse_scaling(scaling)
     if placement not in PLACEMENTS:
         raise unknown("placement", placement, PLACEMENTS)
     former = scaling_of(root)
@@ -215,7 +215,7 @@ def _refuse(what: str, whole_or_part: str, doing: str) -> None:
     if doing == "remove":
         order = "take the scaling off the network itself, then wrap it anew"
     else:
-        order = f"the right order is scalelong.apply(net, scaling), then the optimizer, then {what}"
+        order = f"the right order is scalelong.apply(net, scaling) first, then {what} and the optimizer"
     raise ScaleLongError(f"{whole_or_part} is wrapped by {what} already; {order}")
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from scalelong.errors import ScaleLongError
 from scalelong.files import atomic_file, write_text
@@ -31,7 +31,7 @@ def save_scaling(net: nn.Module, folder: Path | str) -> Path:
     root, folder = _root(net, wrapped=True), Path(folder)
     scaler = scaling_of(root)
     sites = list(getattr(scaler, "sites", ()))
-    state = {} if scaler is None else {k: v.detach().cpu().contiguous() for k, v in scaler.state_dict().items()}
+    state = {} if scaler is None else {key: _whole(value) for key, value in scaler.state_dict().items()}
     record = {
         "format": FORMAT,
         "network": f"{type(root).__module__}.{type(root).__qualname__}",
@@ -48,6 +48,12 @@ def save_scaling(net: nn.Module, folder: Path | str) -> Path:
         (folder / WEIGHTS).unlink(missing_ok=True)
     write_text(folder / JSON, json.dumps(record, indent=2) + "\n")
     return folder
+
+
+def _whole(value: Any) -> Tensor:
+    """A tensor of its own on the CPU; of one that FSDP has sharded, all of it (every process must ask)."""
+    gathered: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return gathered.detach().cpu().contiguous()
 
 
 def load_scaling(net: Net, folder: Path | str) -> Net:
