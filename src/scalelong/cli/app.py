@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from scalelong.cli import data
+from scalelong.cli.bench import bench
 from scalelong.cli.compare import compare
 from scalelong.cli.doctor import doctor
 from scalelong.cli.evaluate import evaluate
 from scalelong.cli.kappa import kappa
 from scalelong.cli.presets import presets
 from scalelong.cli.report import report
+from scalelong.cli.robustness import robustness
 from scalelong.cli.sample import sample
 from scalelong.cli.stats import stats
 from scalelong.cli.theory import theory
@@ -52,8 +54,10 @@ app.command()(compare)
 app.command()(report)
 app.command()(evaluate)
 app.command()(presets)
+app.command()(bench)
 app.command()(doctor)
 app.command()(kappa)
 app.command()(theory)
+app.command()(robustness)
 data.app.command()(stats)
 app.add_typer(data.app, name="data")
