@@ -15,7 +15,7 @@ def run(variant, seed, loss, oscillation=None, speed=1.0):
     steps = np.arange(100.0, 1001.0, 100.0)
     curve = Series(steps, loss + np.exp(-speed * steps / 300) - np.exp(-speed * 1000 / 300))
     values = {"val_loss": loss} | ({} if oscillation is None else {"feature_oscillation": oscillation})
-    return RunMeasures(variant, seed, variant, values, curve)
+    return RunMeasures(variant, seed, variant, values, {"val_loss": curve})
 
 
 def found(runs, variants=("none", "cs-0.7", "ls")):

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from scalelong.experiments.acceleration import Acceleration, acceleration
-from scalelong.experiments.measures import MEASURES, Measure, RunMeasures
+from scalelong.experiments.logs import Series
+from scalelong.experiments.measures import CURVES, MEASURES, Measure, RunMeasures
 from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio, statement
 from scalelong.files import write_text
 
@@ -19,12 +20,19 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: means over its seeds, and ratios to the baseline paired by seed (empty for the baseline)."""
+    """One variant: means over its seeds; ratios to the baseline and accelerations, paired by seed (none of itself).
+
+    `sooner` has an acceleration for every curve that was logged; the validation loss's is the one in the table.
+    """
 
     variant: str
     means: dict[str, Estimate]
     ratios: dict[str, Estimate]
-    acceleration: Acceleration | None
+    sooner: dict[str, Acceleration]
+
+    @property
+    def acceleration(self) -> Acceleration | None:
+        return self.sooner.get("val_loss")
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ class Comparison:
                     "variant": row.variant,
                     "means": {key: estimate.to_dict() for key, estimate in row.means.items()},
                     "ratios": {key: estimate.to_dict() for key, estimate in row.ratios.items()},
-                    "acceleration": None if row.acceleration is None else row.acceleration.to_dict(),
+                    "sooner": {key: found.to_dict() for key, found in row.sooner.items()},
                 }
                 for row in self.rows
             ],
@@ -75,10 +83,15 @@ class Comparison:
         }
 
     def measures(self) -> list[Measure]:
-        """The measures that at least one run has; the Fréchet distance by its full name."""
-        names = {run.distance for run in self.runs if run.distance}
+        """The measures that at least one run has; a Fréchet distance by its full name."""
         found = [m for m in MEASURES if any(m.key in run.values for run in self.runs)]
-        return [replace(m, title=next(iter(names))) if m.key == "frechet" and len(names) == 1 else m for m in found]
+        names = {m.key: {run.names[m.key] for run in self.runs if m.key in run.names} for m in found}
+        return [replace(m, title=next(iter(names[m.key]))) if len(names[m.key]) == 1 else m for m in found]
+
+    def curves(self) -> dict[str, str]:
+        """The curves by which a variant may be sooner, with their titles: the validation loss and FIDs."""
+        there = {key for row in self.rows for key in row.sooner} - {"val_loss_ema"}
+        return {key: title for key, title in CURVES.items() if key in there}
 
     def save(self, path: Path) -> None:
         write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
@@ -119,9 +132,11 @@ def _row(name: str, runs: Sequence[RunMeasures], baseline: Sequence[RunMeasures]
         ratio = None if is_baseline else paired_ratio(own, theirs)
         if ratio is not None:
             ratios[measure.key] = ratio
-    sooner = None
-    if not is_baseline:
-        sooner = acceleration({run.seed: run.curve for run in runs}, {run.seed: run.curve for run in baseline})
+    sooner = {}
+    for key in () if is_baseline else CURVES:
+        found = acceleration(_curves(runs, key), _curves(baseline, key))
+        if found is not None:
+            sooner[key] = found
     return Row(name, means, ratios, sooner)
 
 
@@ -129,24 +144,27 @@ def _values(runs: Sequence[RunMeasures], key: str) -> Mapping[int, float]:
     return {run.seed: run.values[key] for run in runs if key in run.values}
 
 
+def _curves(runs: Sequence[RunMeasures], key: str) -> Mapping[int, Series]:
+    return {run.seed: run.curves[key] for run in runs if key in run.curves}
+
+
 def _notes(runs: Sequence[RunMeasures], rows: Sequence[Row], baseline: str) -> list[str]:
     notes = []
-    names = sorted({run.distance for run in runs if run.distance})
-    if len(names) > 1:
-        notes.append(f"the Fréchet distances are not of one kind and do not compare: {'; '.join(names)}")
-    timed = [row for row in rows if row.acceleration is not None]
-    if timed:
+    for key in ("frechet", "on_the_way"):
+        names = sorted({run.names[key] for run in runs if key in run.names})
+        if len(names) > 1:
+            notes.append(f"the Fréchet distances are not of one kind and do not compare: {'; '.join(names)}")
+    if any(row.sooner for row in rows):
         notes.append(
-            f"sooner: the steps at which {baseline} first was at its own final validation loss, over the steps at "
-            "which the variant was there (linear between validations), seed by seed"
+            f"sooner: the steps at which {baseline} first was at its own final value, over the steps at which the "
+            "variant was there (linear between two measurements), seed by seed"
         )
-    for row in timed:
-        assert row.acceleration is not None
-        late = len(row.acceleration.steps) - row.acceleration.reached
-        if late:
+    for row in rows:
+        found = row.acceleration
+        late = 0 if found is None else len(found.steps) - found.reached
+        if found is not None and late:
             notes.append(
-                f"{row.variant} did not reach {baseline}'s final validation loss in {late} of "
-                f"{len(row.acceleration.steps)} seed(s), so it has no factor; in those it is below "
-                f"{row.acceleration.at_most:.2f}×"
+                f"{row.variant} did not reach {baseline}'s final validation loss in {late} of {len(found.steps)} "
+                f"seed(s), so it has no factor; in those it is below {found.at_most:.2f}×"
             )
     return notes

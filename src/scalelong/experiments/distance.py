@@ -92,10 +92,21 @@ def pixels() -> FeatureExtractor:
 
 def read_distance(folder: Path) -> dict[str, Any] | None:
     """What RUN/distance.json holds, or None."""
+    return read_card(folder / FILE)
+
+
+def read_on_the_way(folder: Path) -> dict[str, Any] | None:
+    """The newest evaluation that training itself made (evaluate.every), or None."""
+    files = sorted((folder / "evaluations").glob("step-*.json"))
+    return read_card(files[-1]) if files else None
+
+
+def read_card(path: Path) -> dict[str, Any] | None:
+    """An evaluation as it is written, or None where it is not there or not one."""
     try:
-        facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        facts = json.loads(path.read_text(encoding="utf-8"))
         return facts if isinstance(facts, dict) and isinstance(facts["card"], dict) else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, RecursionError):
         return None
 
 

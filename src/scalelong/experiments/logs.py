@@ -77,9 +77,11 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, tuple[Floats, Floats]]:
 
 
 def _numbers(values: list[Any]) -> Floats:
-    array = np.array(values) if not any(isinstance(v, (list, dict, str)) for v in values[:1]) else np.empty(0, object)
-    if array.ndim == 1 and array.dtype.kind in "iuf" and len(array) == len(values):
-        return array.astype(np.float64)
+    if set(map(type, values)) <= {int, float}:
+        try:
+            return np.array(values, dtype=np.float64)
+        except OverflowError:  # a whole number beyond floating point
+            pass
     return np.array([_number(value) for value in values])
 
 

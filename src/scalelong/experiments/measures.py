@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scalelong.experiments.distance import read_distance
+from scalelong.experiments.distance import read_distance, read_on_the_way
 from scalelong.experiments.logs import EMPTY, Series, read_columns
 from scalelong.experiments.watch_log import WatchLog, read_watch_log
 from scalelong.experiments.worker import read_resources
@@ -31,6 +31,7 @@ MEASURES = (
     VAL_LOSS,
     Measure("val_loss_ema", "validation loss (EMA)", "the same of the EMA network, which lags early in a run"),
     Measure("frechet", "Fréchet distance", "of samples from the EMA network to the training data"),
+    Measure("on_the_way", "Fréchet distance by training", "the last that training itself measured (evaluate.every)"),
     Measure(
         "feature_oscillation",
         "feature oscillation",
@@ -52,19 +53,28 @@ MEASURES = (
     Measure("cpu_seconds", "processor time, s", "of the whole process: start-up, validation and sample grids included"),
     Measure("memory", "peak memory, MiB", "of the process, or of the GPU where there is one"),
 )
-BY_KEY = {measure.key: measure for measure in MEASURES}
+# Curves that fall as a run gets better: what a variant may reach sooner.
+CURVES = {
+    "val_loss": "validation loss",
+    "val_loss_ema": "validation loss (EMA)",
+    "fid": "FID",
+    "frechet": "Fréchet distance",
+}
 
 
 @dataclass(frozen=True)
 class RunMeasures:
-    """The figures of one run, and the curves that others are measured against."""
+    """The figures of one run, and the curves that others are timed against.
+
+    `names`: the full name of a figure whose kind is the user's choice, such as the Fréchet distance.
+    """
 
     variant: str
     seed: int
     folder: str
     values: dict[str, float]
-    curve: Series  # validation loss over steps
-    distance: str | None = None  # the full name of the Fréchet distance
+    curves: dict[str, Series]
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def measure_run(folder: Path, variant: str, seed: int) -> RunMeasures:
@@ -75,7 +85,7 @@ def measure_run(folder: Path, variant: str, seed: int) -> RunMeasures:
         folder,
         read_columns(folder / "metrics.jsonl"),
         read_watch_log(folder / "stability.jsonl"),
-        read_distance(folder),
+        {"frechet": read_distance(folder), "on_the_way": read_on_the_way(folder)},
         read_resources(folder),
     )
 
@@ -86,22 +96,25 @@ def measure(
     folder: Path,
     columns: Mapping[str, Series],
     watched: WatchLog | None,
-    distance: Mapping[str, Any] | None,
+    cards: Mapping[str, Mapping[str, Any] | None],
     resources: Mapping[str, Any],
 ) -> RunMeasures:
     """The figures of a run whose files have been read."""
     found: dict[str, Any] = {
         "val_loss": columns.get("val_loss", EMPTY).last,
         "val_loss_ema": columns.get("val_loss_ema", EMPTY).last,
-        "frechet": None if distance is None else distance.get("frechet"),
+        **{key: card.get("frechet") for key, card in cards.items() if card is not None},
         "seconds": columns.get("seconds", EMPTY).last,
         "cpu_seconds": resources.get("cpu_seconds"),
         "memory": _mebibytes(resources.get("peak_gpu_memory") or resources.get("peak_memory")),
         **_oscillations(watched, columns.get("grad_norm", EMPTY)),
     }
     values = {key: float(v) for key, v in found.items() if isinstance(v, (int, float)) and np.isfinite(v)}
-    name = str(distance["card"].get("metric", "Fréchet distance")) if distance else None
-    return RunMeasures(variant, seed, str(folder), values, columns.get("val_loss", EMPTY), name)
+    names = {
+        key: str(card["card"].get("metric", "Fréchet distance")) for key, card in cards.items() if card is not None
+    }
+    curves = {key: columns[key] for key in CURVES if len(columns.get(key, EMPTY))}
+    return RunMeasures(variant, seed, str(folder), values, curves, names)
 
 
 def late_oscillation(norms: Series) -> float | None:

@@ -73,9 +73,9 @@ def statement(seeds: int, confidence: float = CONFIDENCE) -> str:
             "Runs of the same seed share data order, noise and initial weights; --seeds 3 gives intervals."
         )
     return (
-        f"mean ± half the width of the {confidence:.0%} Student t interval over {seeds} seeds. Differences are paired "
-        "by seed (same data order, noise and initial weights): the geometric mean of the ratios to the baseline's run "
-        f"of the same seed, with the {confidence:.0%} paired t interval of their logarithms. "
+        f"mean ± half the width of the {confidence * 100:g} % Student t interval over {seeds} seeds. Differences are "
+        "paired by seed (same data order, noise and initial weights): the geometric mean of the ratios to the "
+        f"baseline's run of the same seed, with the {confidence * 100:g} % paired t interval of their logarithms. "
         "Intervals are not corrected for the number of comparisons."
     )
 

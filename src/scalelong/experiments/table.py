@@ -28,9 +28,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             measure.title,
             *(_cell(row.means.get(measure.key), row.ratios.get(measure.key)) for row in comparison.rows),
         )
-    if any(row.acceleration is not None for row in comparison.rows):
+    for key, title in comparison.curves().items():
         table.add_row(
-            "sooner at the baseline's\nfinal validation loss", *(_sooner(r.acceleration) for r in comparison.rows)
+            f"sooner at the baseline's\nfinal {title}", *(_sooner(row.sooner.get(key)) for row in comparison.rows)
         )
     console.print(table)
     for line in (statement(len(comparison.seeds)), *comparison.notes):
@@ -39,18 +39,20 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(f"missing: {line}", style="red", highlight=False, markup=False)
 
 
-def percent(ratio: float) -> str:
-    """A ratio as a change: 0.979 → −2.1 %; beyond a factor of 2 as a factor."""
-    if ratio >= 2 or ratio <= 0.5:
-        return f"×{ratio:.3g}"
-    return f"{(ratio - 1) * 100:+.1f} %".replace("-", "−")
-
-
 def change(ratio: Estimate) -> str:
-    """−2.1 % [−3.0, −1.2]"""
-    if ratio.low is None or ratio.high is None:
-        return percent(ratio.mean)
-    return f"{percent(ratio.mean)} [{percent(ratio.low)}, {percent(ratio.high)}]"
+    """A ratio as a change: −2.1 % [−3.0, −1.2]; beyond a factor of 2 as a factor: ×0.31 [0.24, 0.40]."""
+    ends = [end for end in (ratio.low, ratio.high) if end is not None]
+    far = not 0.5 < ratio.mean < 2
+    interval = f" [{', '.join(_factor(end) if far else _percent(end) for end in ends)}]" if ends else ""
+    return f"×{_factor(ratio.mean)}{interval}" if far else f"{_percent(ratio.mean)} %{interval}"
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:.3g}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:+.1f}".replace("-", "−")
 
 
 def plus_minus(estimate: Estimate) -> str:

@@ -17,7 +17,15 @@ from scalelong.report.thin import number, numbers, thin
 COLOURS = 8
 PANEL_POINTS = 90
 CS_RANGE = (0.5, 0.95)  # Section 4.1's range of kappa, the shaded area of Fig. 7
-FOREST = ("val_loss", "frechet", "feature_oscillation", "middle_oscillation", "gradient_oscillation", "seconds")
+FOREST = (
+    "val_loss",
+    "frechet",
+    "on_the_way",
+    "feature_oscillation",
+    "middle_oscillation",
+    "gradient_oscillation",
+    "seconds",
+)
 
 Chart = dict[str, Any]
 
@@ -44,14 +52,16 @@ def charts(runs: Sequence[RunView], comparison: Comparison | None) -> dict[str, 
         "loss": curve(runs, "loss", smooth=True),
         "validation": curve(runs, "val_loss"),
         "validation_ema": curve(runs, "val_loss_ema"),
+        "fid": curve(runs, "fid"),
+        "frechet": curve(runs, "frechet"),
         "gradient": curve(runs, "grad_norm", smooth=True),
-        "norms": over_training(runs, ("probe", "backbone"), "h"),
+        "norms": by_variant(runs, ("probe", "backbone")),
         "oscillation": by_skip(runs, lambda log: log.oscillation("probe", "backbone")),
         "oscillation_train": by_skip(runs, lambda log: log.oscillation("train", "backbone")),
         "oscillation_gradient": by_skip(runs, gradient_by_skip),
         "kappa": kappa(runs),
         "ratio": by_skip(runs, lambda log: latest(log, "probe", "ratio")),
-        "ratios": over_training(runs, ("probe", "ratio"), "skip"),
+        "ratios": over_training(runs, ("probe", "ratio")),
     }
     return {name: chart for name, chart in found.items() if chart is not None}
 
@@ -66,22 +76,45 @@ def curve(runs: Sequence[RunView], name: str, smooth: bool = False) -> Chart | N
     return {"kind": "lines", "x": "step", "smooth": smooth, "series": series} if series else None
 
 
-def over_training(runs: Sequence[RunView], path: tuple[str, str], name: str) -> Chart | None:
-    """A panel a long skip: its figure over the steps."""
-    matrices = {run.index: run.watch.matrix(*path) for run in runs if run.watch is not None}
-    width = max((matrix.shape[1] for matrix in matrices.values() if matrix is not None), default=0)
-    panels = []
-    for k in range(width):
-        series = []
-        for run in runs:
-            matrix = matrices.get(run.index)
-            if run.watch is None or matrix is None or k >= matrix.shape[1]:
-                continue
-            points = thin(Series(run.watch.steps, matrix[:, k]), PANEL_POINTS)
-            if points is not None:
-                series.append({"run": run.index, **points})
-        panels.append({"title": f"{name} {k + 1}" if name == "skip" else f"h{subscript(k + 1)}", "series": series})
+def over_training(runs: Sequence[RunView], path: tuple[str, str]) -> Chart | None:
+    """The figure of every long skip over the steps: a panel a skip."""
+    panels = [
+        {"title": f"i = {i}", "series": series}
+        for i in range(1, _most_skips(runs) + 1)
+        if (series := _traces(runs, path, i))
+    ]
     return {"kind": "lines", "x": "step", "own": True, "panels": panels} if panels else None
+
+
+def by_variant(runs: Sequence[RunView], path: tuple[str, str]) -> Chart | None:
+    """The same, a panel a variant on one scale, a page a long skip: curves that would hide each other stand apart."""
+    labels = list(dict.fromkeys(run.label for run in runs))
+    if len(labels) == 1:
+        return over_training(runs, path)
+    pages = []
+    for i in range(1, _most_skips(runs) + 1):
+        of_label = {label: _traces([run for run in runs if run.label == label], path, i) for label in labels}
+        panels = [{"title": label, "series": series} for label, series in of_label.items() if series]
+        if panels:
+            pages.append({"title": f"i = {i}", "panels": panels})
+    return {"kind": "lines", "x": "step", "pages": pages} if pages else None
+
+
+def _traces(runs: Sequence[RunView], path: tuple[str, str], i: int) -> list[dict[str, Any]]:
+    """The figure of long skip i over the steps, a curve a run."""
+    series = []
+    for run in runs:
+        matrix = None if run.watch is None else run.watch.matrix(*path)
+        if run.watch is None or matrix is None or i > matrix.shape[1]:
+            continue
+        points = thin(Series(run.watch.steps, matrix[:, i - 1]), PANEL_POINTS)
+        if points is not None:
+            series.append({"run": run.index, **points})
+    return series
+
+
+def _most_skips(runs: Sequence[RunView]) -> int:
+    return max((run.watch.n for run in runs if run.watch is not None), default=0)
 
 
 def by_skip(runs: Sequence[RunView], read: Any) -> Chart | None:
@@ -163,10 +196,6 @@ def forest(runs: Sequence[RunView], comparison: Comparison, styles: list[dict[st
         if rows:
             panels.append({"title": measure.title, "rows": rows})
     return {"kind": "forest", "panels": panels} if panels else None
-
-
-def subscript(value: int) -> str:
-    return "".join("₀₁₂₃₄₅₆₇₈₉"[int(digit)] for digit in str(value))
 
 
 def _skips_chart(series: list[dict[str, Any]]) -> Chart | None:

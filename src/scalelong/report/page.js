@@ -103,7 +103,8 @@
       for (const s of panel.series) {
         if (!shown[s.run]) continue;
         for (const v of s.x) { if (v < x0) x0 = v; if (v > x1) x1 = v; }
-        smoothed(s.y, weight).forEach(see);
+        s.y.forEach(see);
+        if (weight) smoothed(s.y, weight).forEach(see);
         if (s.low && s.whiskers) { s.low.forEach(see); s.high.forEach(see); }
       }
       if (panel.band && x0 < Infinity) { panel.band.low.forEach(see); panel.band.high.forEach(see); }
@@ -130,10 +131,10 @@
 
   class LineChart {
     constructor(holder, spec) {
-      this.holder = holder; this.spec = spec; this.cursor = null; this.width = 0;
-      this.panels = spec.panels || [{ title: "", series: spec.series, band: spec.band }];
-      this.many = Boolean(spec.panels);
-      this.xs = [...new Set(this.panels.flatMap((p) => p.series.flatMap((s) => s.x)))].sort((a, b) => a - b);
+      this.holder = holder; this.spec = spec; this.cursor = null;
+      this.many = Boolean(spec.panels || spec.pages);
+      if (spec.pages) this.chooser(spec.pages);
+      else this.choose(spec.panels || [{ title: "", series: spec.series, band: spec.band }]);
       this.body = html("div", this.many ? "panels" : "panel", undefined, holder);
       this.tip = html("div", "tip", undefined, holder);
       this.tip.hidden = true;
@@ -145,15 +146,39 @@
       holder.addEventListener("pointerleave", () => this.point(null));
     }
 
+    choose(panels) {
+      this.panels = panels;
+      this.xs = [...new Set(panels.flatMap((p) => p.series.flatMap((s) => s.x)))].sort((a, b) => a - b);
+    }
+
+    /* Many pages of panels: a slider turns them, the last (the middle block's) is open. */
+    chooser(pages) {
+      const holder = html("p", "slider", undefined, this.holder);
+      const name = html("label", "", "Long skip, outermost to innermost ", holder);
+      const slider = html("input", "", undefined, name);
+      const output = html("output", "", undefined, holder);
+      Object.assign(slider, { type: "range", min: 0, max: pages.length - 1, step: 1, value: pages.length - 1 });
+      const turn = () => {
+        const page = pages[+slider.value];
+        output.textContent = page.title;
+        slider.setAttribute("aria-valuetext", page.title);
+        this.cursor = null;
+        this.choose(page.panels);
+        if (this.body) this.draw();
+      };
+      slider.addEventListener("input", turn);
+      slider.addEventListener("keydown", (event) => event.stopPropagation());
+      turn();
+    }
+
     draw() {
       const total = this.holder.clientWidth;
       if (!total) return;
-      this.width = total;
       const log = state.log;
       const weight = this.spec.smooth ? state.smooth : 0;
-      const columns = this.many ? Math.max(1, Math.min(4, this.panels.length, Math.floor(total / 190))) : 1;
+      const columns = this.many ? Math.max(1, Math.min(4, this.panels.length, Math.floor(total / (this.panels.length > 4 ? 190 : 220)))) : 1;
       const width = this.many ? Math.floor((total - (columns - 1) * 14) / columns) : total;
-      const height = this.many ? Math.round(width * 0.62) : Math.max(210, Math.min(340, Math.round(width * 0.5)));
+      const height = this.many ? Math.max(120, Math.round(width * 0.62)) : Math.max(210, Math.min(340, Math.round(width * 0.5)));
       this.body.style.setProperty("--columns", columns);
       const zero = this.spec.zero;
       const shared = this.spec.own ? null : extent(this.panels, log, weight, zero);
@@ -240,7 +265,7 @@
         svg("path", { class: "faint", d: trace(s.x, s.y, x, y, ok) }, group);
       }
       const values = smoothed(s.y, weight);
-      svg("path", { class: "line", d: trace(s.x, values, x, y, ok), "stroke-dasharray": DASHES[data.runs[s.run].dash] }, group);
+      svg("path", { class: "line", d: trace(s.x, values, x, y, ok), "stroke-dasharray": this.spec.pages ? "" : DASHES[data.runs[s.run].dash] }, group);
       const marks = this.spec.marks || s.x.length === 1;
       s.x.forEach((v, k) => {
         if (!ok(values[k])) return;
@@ -414,7 +439,7 @@
     sayLater = setTimeout(() => { document.getElementById("said").textContent = text; }, 150);
   }
 
-  const state = { log: false, smooth: 0 };
+  const state = { log: false, smooth: +document.getElementById("smooth").value };
   const charts = [];
 
   function draw() { for (const chart of charts) chart.draw(); }
@@ -435,6 +460,7 @@
   document.querySelectorAll("button[data-toggle]").forEach((button) => {
     const runs = button.dataset.toggle.split(" ").map(Number);
     if (button.classList.contains("chip")) button.prepend(swatch(button, runs[0]));
+    else button.title = "seed " + button.textContent;
     button.addEventListener("click", () => {
       const all = runs.every((run) => shown[run]);
       for (const run of runs) shown[run] = !all;

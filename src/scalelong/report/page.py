@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scalelong.errors import ScaleLongError
 from scalelong.experiments.comparison import Comparison, summarise
-from scalelong.experiments.distance import read_distance
+from scalelong.experiments.distance import read_distance, read_on_the_way
 from scalelong.experiments.measures import measure
 from scalelong.files import write_text
 from scalelong.report import cards, sections
@@ -74,7 +74,7 @@ def compare_views(runs: Sequence[RunView]) -> Comparison | None:
     missing = [f"{run.name} is at step {run.step:,} of {run.settings.get('train.steps')}" for run in unfinished]
     measured = [
         measure(run.label, -1 if run.seed is None else run.seed, run.folder, run.columns, run.watch,
-                read_distance(run.folder), run.resources)
+                {"frechet": read_distance(run.folder), "on_the_way": read_on_the_way(run.folder)}, run.resources)
         for run in finished
     ]  # fmt: skip
     seeds = sorted({m.seed for m in measured}) or [0]

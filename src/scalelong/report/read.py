@@ -10,12 +10,11 @@ from typing import Any
 
 from scalelong.errors import ScaleLongError
 from scalelong.experiments.comparison import FILE as COMPARISON
+from scalelong.experiments.distance import read_card, read_distance, read_on_the_way
 from scalelong.experiments.logs import EMPTY, Series, read_columns
 from scalelong.experiments.watch_log import WatchLog, read_watch_log
 from scalelong.experiments.worker import read_resources
 from scalelong.training.config import flatten
-
-CARDS = ("evaluation.json", "distance.json")
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
             settings=settings[index],
             columns=read_columns(folder / "metrics.jsonl"),
             watch=read_watch_log(folder / "stability.jsonl"),
-            cards=tuple(card for file in CARDS if (card := _object(folder / file)) is not None),
+            cards=tuple(card for card in _cards(folder) if card is not None),
             robustness=_object(folder / "robustness.json"),
             resources=read_resources(folder),
         )
@@ -86,6 +85,11 @@ def _folders(paths: Sequence[Path | str]) -> list[Path]:
     if not unique:
         raise ScaleLongError("there is no run to report on")
     return unique
+
+
+def _cards(folder: Path) -> list[dict[str, Any] | None]:
+    """`scalelong evaluate`'s, a comparison's, and the newest of training."""
+    return [read_card(folder / "evaluation.json"), read_distance(folder), read_on_the_way(folder)]
 
 
 def _order(comparison: dict[str, Any]) -> Any:

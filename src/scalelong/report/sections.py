@@ -72,7 +72,7 @@ def legend(runs: Sequence[RunView]) -> Markup:
         element(
             "label",
             "smoothing ",
-            element("input", type="range", id="smooth", min="0", max="0.98", step="0.02", value="0"),
+            element("input", type="range", id="smooth", min="0", max="0.98", step="0.02", value="0.6"),
         ),
         element("button", "show all", type="button", id="all", class_="plain"),
         class_="controls",
@@ -101,11 +101,12 @@ def results(comparison: Comparison, runs: Sequence[RunView], has_forest: bool) -
                 shown.append(element("small", change(ratio)))
             cells.append(element("td", shown or "–", data_member=member(by_label[row.variant])))
         body.append(element("tr", cells))
-    if any(row.acceleration is not None for row in comparison.rows):
-        cells = [element("th", "sooner", element("small", "at the baseline's final validation loss"), scope="row")]
+    for key, title in comparison.curves().items():
+        cells = [element("th", "sooner", element("small", f"at the baseline's final {title}"), scope="row")]
         for row in comparison.rows:
-            said = "" if row.acceleration is None else sooner(row.acceleration)
-            cells.append(element("td", said, data_member=member(by_label[row.variant])))
+            found = row.sooner.get(key)
+            said = "" if found is None else sooner(found)
+            cells.append(element("td", element("span", said, class_="mean"), data_member=member(by_label[row.variant])))
         body.append(element("tr", cells))
     table = element("table", element("thead", element("tr", head)), element("tbody", body))
     notes = [element("li", line) for line in (*comparison.notes, *(f"missing: {line}" for line in comparison.missing))]
@@ -135,6 +136,8 @@ def curves(there: set[str], scaling_alone: bool) -> Markup | None:
         ("loss", "Training loss", "On the batches of training; shaded: the range within a point of the curve."),
         ("validation", "Validation loss", "Held-out images with fixed noise and times, the same for every run."),
         ("validation_ema", "Validation loss of the EMA", "The averaged network, which is what one samples from."),
+        ("fid", "FID", "Of samples from the EMA network, measured by training on its way."),
+        ("frechet", "Fréchet distance", "Of samples from the EMA network, by training on its way; this is not FID."),
         ("gradient", "Gradient norm", "Of the whole gradient, before clipping."),
     ]
     figures = [figure(*entry) for entry in shown if entry[0] in there]
@@ -171,8 +174,8 @@ def oscillation(there: set[str], runs: Sequence[RunView]) -> Markup | None:
         panels = figure(
             "norms",
             "Feature norms over training",
-            "‖hᵢ‖ on the probe batch, outermost first; each panel has its own scale. A calm network draws a smooth "
-            "line (the paper's Figs. 1 and 12).",
+            "‖hᵢ‖, what long skip i joins, on the probe batch. A calm network draws a smooth line (the paper's Figs. 1 "
+            "and 12).",
             wide=True,
         )
     alarms = _alarms(runs)
