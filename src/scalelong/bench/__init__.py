@@ -1,0 +1,1 @@
+"""Speed and memory beside peers and beside the machine's limit, each figure a ratio measured in one run."""

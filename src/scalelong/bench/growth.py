@@ -1,0 +1,84 @@
+"""How the cost of a U-ViT grows: forward + backward against depth, width, tokens and batch, with the slope."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scalelong.bench.sections import _backward
+from scalelong.bench.timing import Spread, interleave
+
+BASE: dict[str, Any] = {"img_size": 16, "patch_size": 2, "embed_dim": 128, "depth": 8, "num_heads": 4}
+BATCH = 8
+AXES: dict[str, tuple[int, ...]] = {
+    "depth": (2, 4, 8, 16),
+    "width": (64, 128, 256, 384),
+    "tokens": (17, 65, 145, 257),
+    "batch": (2, 4, 8, 16),
+}
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Time against one size, as ratios to the smallest; `slope` is that of log time over log size."""
+
+    axis: str
+    sizes: tuple[int, ...]
+    ratios: tuple[Spread, ...]
+    slope: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_growth(rounds: int) -> list[Growth]:
+    """One network a size; all sizes of an axis take turns."""
+    from scalelong.models import UViT
+
+    found = []
+    for axis, sizes in AXES.items():
+        cases = {}
+        for size in sizes:
+            shape, batch = dict(BASE), BATCH
+            if axis == "batch":
+                batch = size
+            elif axis == "tokens":
+                shape["img_size"] = 2 * math.isqrt(size - 1)
+            else:
+                shape[{"width": "embed_dim"}.get(axis, axis)] = size
+            x = torch.randn(batch, 3, shape["img_size"], shape["img_size"])
+            cases[str(size)] = _backward(UViT(**shape), x, torch.rand(batch) * 999)
+        times = interleave(cases, rounds, 1)
+        ratios = tuple(times.share(str(size), str(sizes[0])) for size in sizes)
+        found.append(Growth(axis, sizes, ratios, slope(sizes, [r.median for r in ratios])))
+    return found
+
+
+def slope(sizes: tuple[int, ...], values: list[float]) -> float:
+    """Least squares of log value over log size."""
+    x, y = [math.log(s) for s in sizes], [math.log(v) for v in values]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+
+
+def save_growth(growth: list[Growth], path: Path) -> None:
+    """One panel an axis, both axes logarithmic, quartiles as bars."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(growth), figsize=(3.2 * len(growth), 3.0), layout="constrained")
+    for panel, g in zip(panels, growth, strict=True):
+        middle = [r.median for r in g.ratios]
+        bars = [[r.median - r.low for r in g.ratios], [r.high - r.median for r in g.ratios]]
+        panel.errorbar(g.sizes, middle, yerr=bars, marker="o", capsize=3)
+        panel.set(xscale="log", yscale="log", xlabel=g.axis, title=f"slope {g.slope:.2f}")
+    panels[0].set_ylabel("time / smallest")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
