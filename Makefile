@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-slow lint format bench docs clean
+.PHONY: demo test test-slow test-faults lint format bench docs clean
 
 demo: $(READY)
 	@OMP_NUM_THREADS=2 $(BIN)/python examples/scale_a_unet.py
@@ -17,6 +17,12 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# Needs the right to mount a small disk; about a quarter of an hour on a free core. Writes docs/reliability.md.
+test-faults: $(READY)
+	rm -f results/reliability.json
+	SCALELONG_RELIABILITY=results/reliability.json $(BIN)/python -m pytest tests/faults
+	$(BIN)/python tests/faults/reliability_page.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,7 @@ class ImageData:
     def verify(self) -> None:
         """Compare every file with the hash in the manifest."""
         for name, expected in self.manifest["hashes"].items():
-            if array_sha256(np.load(self.folder / f"{name}.npy", mmap_mode="r")) != expected:
+            if array_sha256(_load(self.folder, name, "r")) != expected:
                 raise damaged(self.folder, f"{name}.npy does not have the hash in the manifest")
 
     def _stored_shape(self) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
         raise ScaleLongError(f"{folder} is not prepared data: {MANIFEST} cannot be read ({error.strerror})") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise damaged(folder, f"{MANIFEST} is not JSON") from None
     needed = ("name", "split", "shape", "class_names", "hashes", "fingerprint", "skipped")
     if not isinstance(manifest, dict) or any(key not in manifest for key in needed):
@@ -153,13 +153,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def open_array(folder: Path, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Memory-map folder/name.npy, which must have this type and shape and its full length."""
-    try:
-        # Copy-on-write, for torch wants memory that can be written; nothing is.
-        array = np.load(folder / f"{name}.npy", mmap_mode="c" if 0 not in shape else None, allow_pickle=False)
-    except Exception as error:  # NumPy's reading of a damaged header raises many kinds
-        raise damaged(folder, f"{name}.npy cannot be opened ({' '.join(str(error).split())})") from None
+    # Copy-on-write, for torch wants memory that can be written; nothing is.
+    array = _load(folder, name, "c" if 0 not in shape else None)
     if array.dtype != np.dtype(dtype) or array.shape != shape:
         raise damaged(folder, f"{name}.npy is {array.dtype} {array.shape}, not {np.dtype(dtype)} {shape}")
+    return array
+
+
+def _load(folder: Path, name: str, mode: Literal["r", "c"] | None) -> npt.NDArray[Any]:
+    try:
+        array = np.load(folder / f"{name}.npy", mmap_mode=mode, allow_pickle=False)
+    except Exception as error:  # NumPy's reading of a damaged header raises many kinds
+        raise damaged(folder, f"{name}.npy cannot be opened ({' '.join(str(error).split())})") from None
+    if not isinstance(array, np.ndarray):  # NumPy goes by the first bytes, whatever a file is called
+        array.close()
+        raise damaged(folder, f"{name}.npy is a zip file, not an array")
     return array
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from scalelong.data.cache import MANIFEST, build_once
@@ -135,7 +136,7 @@ def load_vae(vae: str | Path | nn.Module) -> Any:
             model = diffusers.AutoencoderKL.from_pretrained(
                 str(place) if place.is_dir() else str(vae), use_safetensors=True, **within
             )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ScaleLongError(
             f"the autoencoder {vae} cannot be loaded ({' '.join(str(error).split())[:300]})"
         ) from error

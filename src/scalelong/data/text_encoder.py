@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from scalelong.data.captions import clean_caption
@@ -87,7 +88,7 @@ def load_text_encoder(encoder: str | Path | TextEncoder = "minilm", max_length: 
             # Only safetensors: the older weight files are pickles.
             model = kind.from_pretrained(place, use_safetensors=True, **weights)
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False, **words)
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ScaleLongError(f"the text encoder {encoder} cannot be loaded ({reason})") from error
     return TextEncoder(str(encoder), model, tokenizer, max_length)

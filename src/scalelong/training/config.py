@@ -333,6 +333,8 @@ def _check(config: Config) -> None:
     for key, (value, least) in at_least.items():
         if value < least:
             raise ScaleLongError(f"{key} is at least {least}, not {value}")
+        if value >= 2**63:
+            raise ScaleLongError(f"{key} is less than 2**63, not {value}")
     positive = {"train.lr": t.lr, "kappa": config.kappa, "model.init_std": config.model.init_std}
     if t.clip is not None:
         positive["train.clip"] = t.clip

@@ -1,0 +1,147 @@
+"""Runs of a network so small that a step takes milliseconds, processes that can be killed, and the command line."""
+
+import dataclasses
+import hashlib
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+from scalelong.training.config import override
+from scalelong.training.presets import preset
+from scalelong.training.run import Run, read_lines
+
+TINY = {
+    "model.embed_dim": 16,
+    "model.depth": 4,
+    "model.num_heads": 2,
+    "train.batch_size": 8,
+    "train.steps": 6,
+    "train.warmup": 2,
+    "train.log_every": 1,
+    "checkpoint.every": 1,
+    "validate.n": 8,
+    "sample.n": 0,
+    "monitor.every": 0,
+}
+
+
+def small_config(name="digits", scaling=None, **settings):
+    config = override(preset(name), {**TINY, **{key.replace("__", "."): value for key, value in settings.items()}})
+    return config if scaling is None else dataclasses.replace(config, scaling=scaling.to_dict())
+
+
+def as_arguments(**settings):
+    """The same run for the command line."""
+    values = {**TINY, **{key.replace("__", "."): value for key, value in settings.items()}}
+    return ["train", "digits", *(f"--set={key}={value}" for key, value in values.items())]
+
+
+def losses(folder):
+    return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in read_lines(Run(folder).metrics)]
+
+
+def weights(folder, step):
+    """Hashes of everything that a checkpoint has learned."""
+    found = Run(folder).checkpoints / f"step-{step:08d}"
+    return {path.name: digest(path) for path in sorted(found.glob("*.safetensors"))}
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def left_aside(folder):
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*.part"))
+
+
+# ----------------------------------------------------------------------------- processes to be killed
+
+
+def start(action, log=None):
+    """Run `action` in a copy of this process, which has everything imported already; returns its number."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads at every fork
+        child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        if log is not None:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        action()
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wait(child, timeout=120.0):
+    """The exit code, minus the signal that ended it. A process that hangs fails the test."""
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise AssertionError(f"the process did not end within {timeout:g} s")
+
+
+def finish(action, log=None, timeout=120.0):
+    return wait(start(action, log), timeout)
+
+
+# ------------------------------------------------------------------------------------ the command line
+
+
+@contextmanager
+def warnings_as_before():
+    shown = warnings.showwarning
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+
+
+def command_line(capsys, *arguments):
+    """(exit code, what it said on stderr) of the command, in this process."""
+    from scalelong.cli import main
+
+    capsys.readouterr()
+    with warnings_as_before(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            main([str(argument) for argument in arguments])
+            code = 0
+        except SystemExit as leaving:
+            code = 0 if leaving.code is None else leaving.code
+    return code, capsys.readouterr().err
+
+
+def check_sentence(code, err, *words):
+    """Exit code 1 and one line for people."""
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert code == 1, (code, err)
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    assert "unexpected" not in lines[0], err
+    for word in words:
+        assert word in lines[0], lines[0]
+    return lines[0]
