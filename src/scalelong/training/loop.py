@@ -70,12 +70,15 @@ def _train(trainer: Trainer, run: Run, quiet: bool) -> int | None:
 
 
 def _notices(trainer: Trainer) -> list[str]:
-    """Information about κ that is no reason to warn (`apply` has warned of what is)."""
-    spec = parse_scaling(trainer.config.scaling)
-    if not isinstance(spec, FixedScaling) or isinstance(spec, NoScaling):
-        return []
-    coefficients = spec.coefficients(len(find_sites(trainer.net)))
-    return [f"note: {notice}" for notice in kappa_notices(coefficients) if notice.level == "info"]
+    """What is worth knowing and no reason to warn (`apply` has warned of what is)."""
+    notes, spec = [], parse_scaling(trainer.config.scaling)
+    if isinstance(spec, FixedScaling) and not isinstance(spec, NoScaling):
+        coefficients = spec.coefficients(len(find_sites(trainer.net)))
+        notes += [f"note: {notice}" for notice in kappa_notices(coefficients) if notice.level == "info"]
+    on_cpu = trainer.accelerator.device.type == "cpu"
+    if trainer.config.train.precision == "bf16" and on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        notes.append("note: this CPU has no bf16 instructions, so bf16 is several times slower than fp32 here")
+    return notes
 
 
 def _start_tracker(trainer: Trainer, run: Run, tracker: str) -> None:
