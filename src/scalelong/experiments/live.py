@@ -45,9 +45,12 @@ class State:
             return None
         return (self.step - self.first) / max(1e-9, now - self.since)
 
-    def left(self, now: float) -> float | None:
+    def left(self, now: float) -> str:
+        """The time that training still needs; after it, what is going on."""
+        if self.status == "running" and self.step >= self.steps:
+            return "measuring"
         speed = self.speed(now)
-        return None if speed is None else (self.steps - self.step) / speed
+        return "" if speed is None else clock((self.steps - self.step) / speed)
 
 
 class Live:
@@ -110,7 +113,7 @@ class Live:
         if not self.terminal and now - self._said >= LINES_EVERY:
             self._said = now
             for state in self.states.values():
-                if state.status == "running" and state.step:
+                if state.status == "running" and 0 < state.step < state.steps:
                     self.say(
                         f"{state.job.name}: step {state.step} of {state.steps}{self._figures(state)}{_left(state, now)}"
                     )
@@ -143,7 +146,7 @@ class Live:
             table.add_column(column, justify="left" if column in ("run", "") else "right", no_wrap=True)
         marks = {"waiting": "[dim]·[/]", "running": "[cyan]▸[/]", "done": "[green]✓[/]", "stopped": "[yellow]■[/]"}
         for state in self._shown():
-            speed, left = state.speed(now), state.left(now)
+            speed = state.speed(now)
             style = "dim" if state.status == "waiting" else ""
             table.add_row(
                 f"{marks.get(state.status, '[red]✗[/]')} {state.job.name}",
@@ -151,7 +154,7 @@ class Live:
                 f"{state.step}/{state.steps}",
                 *(figure(state.metrics.get(name)) for name in ("loss", "val_loss", "grad_norm")),
                 "" if speed is None else f"{speed:.3g}",
-                "" if left is None else clock(left),
+                state.left(now),
                 style=style,
             )
         return table
@@ -182,4 +185,4 @@ def clock(seconds: float) -> str:
 
 def _left(state: State, now: float) -> str:
     left = state.left(now)
-    return "" if left is None else f", {clock(left)} left"
+    return f", {left} left" if left else ""
