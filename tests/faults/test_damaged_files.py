@@ -104,10 +104,10 @@ def go_through(capsys, runs, tmp_path, cases, rng, note=None):
         note("a file of the run is damaged", where, len(outcomes), happened, lost)
 
 
-def test_some_damage_to_every_file(capsys, runs, tmp_path):
+def test_some_damage_to_many_files(capsys, runs, tmp_path):
     rng = random.Random(3)
     names = files_of(runs[0])
-    go_through(capsys, runs, tmp_path, [(name, DAMAGES[k % 6]) for k, name in enumerate(names)], rng)
+    go_through(capsys, runs, tmp_path, [(name, DAMAGES[k % 6]) for k, name in enumerate(names)][::2], rng)
 
 
 @pytest.mark.slow
