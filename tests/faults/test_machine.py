@@ -234,16 +234,21 @@ def test_a_rank_that_dies_under_torchrun_is_started_again_and_the_run_ends_right
     launch = [torchrun, "--nproc-per-node=2", "--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     arguments = [*as_arguments(train__steps=steps), f"--out={folder}", "-q"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else gloo finds the addresses of the former processes
     with open(log, "w") as said:
         process = subprocess.Popen([*launch, "-m", "scalelong", *arguments], env=environment, stdout=said, stderr=said)
-        until = time.monotonic() + 120
-        while len(losses(folder)) < 5:
-            assert process.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        os.kill(children(process.pid)[rank], signal.SIGKILL)
-        before = len(losses(folder))
-        code = process.wait(timeout=240)
+        try:
+            until = time.monotonic() + 120
+            while len(losses(folder)) < 5:
+                assert process.poll() is None, log.read_text()[-2000:]
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            os.kill(children(process.pid)[rank], signal.SIGKILL)
+            before = len(losses(folder))
+            code = process.wait(timeout=240)
+        finally:
+            process.terminate()  # torchrun ends its processes
+            process.wait(timeout=60)
     assert before < steps, "the run ended before it could be hit"
     assert code == 0, log.read_text()[-3000:]
     assert finish(lambda: train(small_config(train__steps=steps), tmp_path / "one", quiet=True)) == 0

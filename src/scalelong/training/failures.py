@@ -22,6 +22,10 @@ class UnwritableError(ScaleLongError):
     """The run folder could not be written: a full disk, a folder that is gone or not ours."""
 
 
+class PeerLostError(ScaleLongError):
+    """A process that this one trains together with is gone."""
+
+
 @contextmanager
 def in_sentences(config: Config, folder: Path, checkpoints: Path) -> Iterator[None]:
     """Turn an allocator's or a file system's error into a sentence about the run; let all others pass."""
@@ -35,9 +39,19 @@ def in_sentences(config: Config, folder: Path, checkpoints: Path) -> Iterator[No
             "Once there is room and the folder can be written, the same command goes on from there"
         ) from error
     except Exception as error:
+        if _peer_lost(error):
+            raise PeerLostError(
+                f"another process of this run ended ({one_line(error)[:120]}…). {_kept(checkpoints)} "
+                "The same command goes on from there; torchrun --max-restarts does so by itself"
+            ) from error
         if not out_of_memory(error):
             raise
         raise OutOfMemoryError(_memory(config, checkpoints, error)) from error
+
+
+def _peer_lost(error: Exception) -> bool:
+    signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def _memory(config: Config, checkpoints: Path, error: Exception) -> str:
