@@ -34,7 +34,8 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/skip_scaling.py
+	$(BIN)/scalelong bench --growth --plot docs/performance-growth.png --out results/bench.json
+	$(BIN)/python benchmarks/skip_scaling.py --json results/skip_scaling.json
 
 docs: $(READY)
 	$(BIN)/python docs/check.py
