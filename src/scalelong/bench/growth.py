@@ -79,6 +79,10 @@ def save_growth(growth: list[Growth], path: Path) -> None:
         bars = [[r.median - r.low for r in g.ratios], [r.high - r.median for r in g.ratios]]
         panel.errorbar(g.sizes, middle, yerr=bars, marker="o", capsize=3)
         panel.set(xscale="log", yscale="log", xlabel=g.axis, title=f"slope {g.slope:.2f}")
+        panel.set_xticks(g.sizes, [str(size) for size in g.sizes])
+        panel.set_xticks([], minor=True)
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_formatter("{x:g}")
     panels[0].set_ylabel("time / smallest")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
