@@ -287,6 +287,8 @@ def test_dataset_statistics_are_computed_once_and_resumed(grey, monkeypatch, tmp
     longer = dataset_reference("digits", "train", grey, 500)  # from the shorter one's end
     assert sum(calls) == before + 100
     assert longer.card.content == images_reference(images[:500], grey).card.content
+    between = dataset_reference("digits", "train", grey, 450)  # a longer one is no beginning of it
+    assert between.card.content == images_reference(images[:450], grey).card.content
     assert not list(tmp_path.rglob("partial*"))
     with pytest.raises(ScaleLongError, match="images were asked for and digits"):
         dataset_reference("digits", "train", grey, 10**6)
