@@ -87,8 +87,15 @@ def test_a_comparison_pairs_by_seed_and_keeps_what_is_missing():
 def test_who_never_arrives_is_noted_with_a_bound():
     slow = run("cs", 0, curve=(1.0, 0.9, 0.8))
     found = summarise([run("none", 0), slow], ["none", "cs"], preset="digits", steps=3, seeds=[0])
-    assert found.row("cs").acceleration.factor is None
+    assert found.row("cs").sooner["val_loss"].factor is None
     assert any("cs did not reach none's final validation loss in 1 of 1 seed(s)" in note for note in found.notes)
+
+
+def test_variants_are_judged_by_the_ema_unless_it_lags():
+    ahead = [run("none", 0, 0.5, val_loss_ema=0.48), run("cs", 0, 0.5, val_loss_ema=0.52)]
+    lagging = [run("none", 0, 0.5, val_loss_ema=0.7), run("cs", 0, 0.5, val_loss_ema=0.6)]
+    for runs, key in ((ahead, "val_loss_ema"), (lagging, "val_loss"), ([run("none", 0)], "val_loss")):
+        assert summarise(runs, ["none", "cs"], preset="digits", steps=3, seeds=[0]).loss == key
 
 
 def test_distances_of_different_kinds_are_pointed_out():

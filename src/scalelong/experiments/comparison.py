@@ -16,13 +16,14 @@ from scalelong.files import write_text
 
 FILE = "comparison.json"
 FORMAT = 1
+LAG = 0.05
 
 
 @dataclass(frozen=True)
 class Row:
     """One variant: means over its seeds; ratios to the baseline and accelerations, paired by seed (none of itself).
 
-    `sooner` has an acceleration for every curve that was logged; the validation loss's is the one in the table.
+    `sooner` has an acceleration for every curve that was logged.
     """
 
     variant: str
@@ -30,19 +31,20 @@ class Row:
     ratios: dict[str, Estimate]
     sooner: dict[str, Acceleration]
 
-    @property
-    def acceleration(self) -> Acceleration | None:
-        return self.sooner.get("val_loss")
-
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `scalelong compare` found."""
+    """What `scalelong compare` found.
+
+    `loss` is the key of the validation loss that variants are judged by: the EMA's, which is that of the network one
+    samples from and is less noisy, unless the EMA still lags behind the network it averages.
+    """
 
     preset: str
     steps: int
     seeds: tuple[int, ...]
     baseline: str
+    loss: str
     rows: tuple[Row, ...]
     runs: tuple[RunMeasures, ...]
     missing: tuple[str, ...]  # runs that are not there, each with its reason
@@ -62,6 +64,7 @@ class Comparison:
             "steps": self.steps,
             "seeds": list(self.seeds),
             "baseline": self.baseline,
+            "loss": self.loss,
             "complete": self.complete,
             "measures": {m.key: {"title": m.title, "note": m.note} for m in self.measures()},
             "rows": [
@@ -89,8 +92,8 @@ class Comparison:
         return [replace(m, title=next(iter(names[m.key]))) if len(names[m.key]) == 1 else m for m in found]
 
     def curves(self) -> dict[str, str]:
-        """The curves by which a variant may be sooner, with their titles: the validation loss and FIDs."""
-        there = {key for row in self.rows for key in row.sooner} - {"val_loss_ema"}
+        """The curves by which a variant may be sooner, with their titles: the one validation loss, and FIDs."""
+        there = {key for row in self.rows for key in row.sooner} - ({"val_loss", "val_loss_ema"} - {self.loss})
         return {key: title for key, title in CURVES.items() if key in there}
 
     def save(self, path: Path) -> None:
@@ -109,17 +112,26 @@ def summarise(
     """Means, paired ratios and accelerations of finished runs; the first variant is the baseline."""
     baseline = variants[0]
     by_variant = {name: [run for run in runs if run.variant == name] for name in variants}
+    loss = judged_by(runs)
     rows = tuple(_row(name, by_variant[name], by_variant[baseline], name == baseline) for name in variants)
     return Comparison(
         preset=preset,
         steps=steps,
         seeds=tuple(seeds),
         baseline=baseline,
+        loss=loss,
         rows=rows,
         runs=tuple(runs),
         missing=tuple(missing),
-        notes=tuple(_notes(runs, rows, baseline)),
+        notes=tuple(_notes(runs, rows, baseline, loss)),
     )
+
+
+def judged_by(runs: Sequence[RunMeasures]) -> str:
+    """val_loss_ema, or val_loss where the EMA's is more than LAG above the network's own in the mean of all runs."""
+    pairs = [(run.values.get("val_loss_ema"), run.values.get("val_loss")) for run in runs]
+    ratios = [ema / own for ema, own in pairs if ema is not None and own]
+    return "val_loss_ema" if ratios and sum(ratios) / len(ratios) <= 1 + LAG else "val_loss"
 
 
 def _row(name: str, runs: Sequence[RunMeasures], baseline: Sequence[RunMeasures], is_baseline: bool) -> Row:
@@ -148,7 +160,7 @@ def _curves(runs: Sequence[RunMeasures], key: str) -> Mapping[int, Series]:
     return {run.seed: run.curves[key] for run in runs if key in run.curves}
 
 
-def _notes(runs: Sequence[RunMeasures], rows: Sequence[Row], baseline: str) -> list[str]:
+def _notes(runs: Sequence[RunMeasures], rows: Sequence[Row], baseline: str, loss: str) -> list[str]:
     notes = []
     for key in ("frechet", "on_the_way"):
         names = sorted({run.names[key] for run in runs if key in run.names})
@@ -160,7 +172,7 @@ def _notes(runs: Sequence[RunMeasures], rows: Sequence[Row], baseline: str) -> l
             "variant was there (linear between two measurements), seed by seed"
         )
     for row in rows:
-        found = row.acceleration
+        found = row.sooner.get(loss)
         late = 0 if found is None else len(found.steps) - found.reached
         if found is not None and late:
             notes.append(

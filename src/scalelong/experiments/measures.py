@@ -29,7 +29,11 @@ VAL_LOSS = Measure(
 )
 MEASURES = (
     VAL_LOSS,
-    Measure("val_loss_ema", "validation loss (EMA)", "the same of the EMA network, which lags early in a run"),
+    Measure(
+        "val_loss_ema",
+        "validation loss (EMA)",
+        "the same of the EMA network, which one samples from; it lags behind early in a run",
+    ),
     Measure("frechet", "Fréchet distance", "of samples from the EMA network to the training data"),
     Measure("on_the_way", "Fréchet distance by training", "the last that training itself measured (evaluate.every)"),
     Measure(

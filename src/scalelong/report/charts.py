@@ -19,12 +19,12 @@ PANEL_POINTS = 90
 CS_RANGE = (0.5, 0.95)  # Section 4.1's range of kappa, the shaded area of Fig. 7
 FOREST = (
     "val_loss",
+    "val_loss_ema",
     "frechet",
     "on_the_way",
     "feature_oscillation",
     "middle_oscillation",
     "gradient_oscillation",
-    "seconds",
 )
 
 Chart = dict[str, Any]

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scalelong.experiments.comparison import Comparison, Row
+from scalelong.experiments.measures import CURVES
 from scalelong.experiments.statistics import Estimate
 from scalelong.experiments.table import change, plus_minus
 
-EVEN = 0.01  # of one seed: losses nearer together than this are called even
+EVEN = 0.02  # of one seed: losses nearer together than this are called even
 WORDS = {"none": "no scaling", "uniform": "uniform scaling", "ls": "LS"}
 
 
@@ -33,8 +34,14 @@ def findings(comparison: Comparison | None, labels: Sequence[str], steps: int, d
         return _alone(comparison, data)
     seeds = max((ratio.n for row in others for ratio in row.ratios.values()), default=1)
     base = said(comparison.baseline)
-    lines = (_losses(others, base, seeds), _calmest(others, base), _soonest(others, base), _nearest(others, base))
-    headline = _headline(others, base, seeds)
+    losses = _ratios(others, comparison.loss)
+    lines = (
+        _losses(losses, base, comparison.loss),
+        _calmest(others, base),
+        _soonest(others, base, comparison.loss),
+        _nearest(others, base),
+    )
+    headline = _headline(losses, base, seeds) or f"{_listed([said(row.variant) for row in others])} beside {base}"
     return Findings(_capital(headline), tuple(line for line in lines if line), _caveat(seeds, comparison.steps, data))
 
 
@@ -48,15 +55,14 @@ def said(label: str) -> str:
 
 def _alone(comparison: Comparison, data: str) -> Findings:
     row = next(row for row in comparison.rows if row.means)
-    loss = row.means.get("val_loss")
+    loss = row.means.get(comparison.loss)
     figure = "" if loss is None else f": validation loss {plus_minus(loss)}"
     return Findings(f"{_capital(said(row.variant))} on {data} after {comparison.steps:,} steps{figure}")
 
 
-def _headline(others: Sequence[Row], base: str, seeds: int) -> str:
-    losses = _ratios(others, "val_loss")
+def _headline(losses: Mapping[str, Estimate], base: str, seeds: int) -> str | None:
     if not losses:
-        return f"{_listed([said(row.variant) for row in others])} beside {base}"
+        return None
     best, worst = min(losses, key=lambda n: losses[n].mean), max(losses, key=lambda n: losses[n].mean)
     if seeds < 2:
         apart = max(1.0, losses[worst].mean) / min(1.0, losses[best].mean) - 1
@@ -74,12 +80,11 @@ def _headline(others: Sequence[Row], base: str, seeds: int) -> str:
     return f"no clear difference in validation loss from {base}"
 
 
-def _losses(others: Sequence[Row], base: str, seeds: int) -> str | None:
-    losses = _ratios(others, "val_loss")
+def _losses(losses: Mapping[str, Estimate], base: str, key: str) -> str | None:
     if not losses:
         return None
     listed = "; ".join(f"{said(name)} {change(ratio)}" for name, ratio in losses.items())
-    return f"Validation loss against {base}: {listed}."
+    return f"{_capital(CURVES[key])} against {base}: {listed}."
 
 
 def _calmest(others: Sequence[Row], base: str) -> str | None:
@@ -94,8 +99,8 @@ def _calmest(others: Sequence[Row], base: str) -> str | None:
     return f"Features oscillate least with {said(name)}: {change(found[name])} against {base}{doubt}."
 
 
-def _soonest(others: Sequence[Row], base: str) -> str | None:
-    timed = {row.variant: row.acceleration for row in others if row.acceleration is not None}
+def _soonest(others: Sequence[Row], base: str, key: str) -> str | None:
+    timed = {row.variant: row.sooner[key] for row in others if key in row.sooner}
     factors = {name: found.factor for name, found in timed.items() if found.factor is not None}
     late = [said(name) for name, found in timed.items() if found.factor is None]
     parts = []

@@ -414,7 +414,7 @@
       const anchor = list.indexOf(1) % every;
       return list.filter((_, k) => k % every === anchor);
     }
-    return inside(linearTicks(low - 1, high - 1, count - 1).map((t) => 1 + t));
+    return inside(linearTicks(low - 1, high - 1, Math.max(3, count - 1)).map((t) => 1 + t));
   }
 
   function percent(t) {

@@ -36,14 +36,19 @@ def member(runs: Sequence[RunView]) -> str:
 
 
 def headline(found: Findings, facts: Sequence[str]) -> Markup:
-    details = [element("li", line) for line in found.details]
+    details = [element("li", _unbroken(line)) for line in found.details]
     return element(
         "header",
         element("p", " · ".join(facts), class_="over"),
-        element("h1", found.headline),
+        element("h1", _unbroken(found.headline)),
         element("ul", details, class_="details") if details else None,
-        element("p", found.caveat, class_="caveat") if found.caveat else None,
+        element("p", _unbroken(found.caveat), class_="caveat") if found.caveat else None,
     )
+
+
+def _unbroken(text: str) -> str:
+    """No line ends before a per cent sign."""
+    return text.replace(" %", "\u00a0%")
 
 
 def legend(runs: Sequence[RunView]) -> Markup:
