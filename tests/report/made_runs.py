@@ -48,6 +48,15 @@ def make_run(
         pictures = random.integers(0, 256, (16, side, side, channels), dtype=np.uint8)
         save_grid(pictures, folder / "samples" / f"step-{steps * (k + 1) // samples:08d}.png")
     (folder / "resources.json").write_text(json.dumps({"cpu_seconds": 50.0 + seed, "peak_memory": 4e8}))
+    robustness = {
+        "format": 1, "edges": [0.0, 0.5, 1.0], "metric": "Fréchet distance of 8×8 pixels (not FID)",
+        "sensitivity": [
+            {"variance": v, "overall": {"change": v * level, "gain": 1.0, "loss": 0.4 + v}} for v in (0.0, 0.01, 0.1)
+        ],
+        "distances": [{"variance": v, "value": 20 + v, "low": 19.0, "high": 22.0} for v in (0.0, 0.01, 0.1)],
+        "lipschitz": [{"network": 2.0 * level}, {"network": 3.0}],
+    }  # fmt: skip
+    (folder / "robustness.json").write_text(json.dumps(robustness))
     if card:
         (folder / "distance.json").write_text(json.dumps(make_card(20.0 * level + seed, steps, folder.name)))
     return folder

@@ -81,13 +81,14 @@ def page(variants, tmp_path_factory):
 
 def test_every_part_is_there(page):
     assert {
-        "results", "curves", "oscillations", "skips", "samples", "evaluation", "configs", "data", "log", "smooth",
-        "all",
+        "results", "curves", "oscillations", "skips", "samples", "robustness", "evaluation", "configs", "data", "log",
+        "smooth", "all",
     } <= set(page.ids)  # fmt: skip
     drawn = {found["data-chart"] for found in page.all("div") if "data-chart" in found}
     assert drawn == set(page.data["charts"]) == {
         "forest", "loss", "validation", "validation_ema", "gradient", "norms", "oscillation", "oscillation_train",
-        "oscillation_gradient", "kappa", "ratio", "ratios",
+        "oscillation_gradient", "kappa", "ratio", "ratios", "robust_change", "robust_loss", "robust_distance",
+        "lipschitz",
     }  # fmt: skip
 
 
@@ -196,7 +197,16 @@ def test_hostile_text_stays_text(tmp_path, where):
 
 
 @pytest.mark.parametrize(
-    "broken", ["config.json", "metrics.jsonl", "stability.jsonl", "distance.json", "resources.json", "samples"]
+    "broken",
+    [
+        "config.json",
+        "metrics.jsonl",
+        "stability.jsonl",
+        "distance.json",
+        "resources.json",
+        "robustness.json",
+        "samples",
+    ],
 )
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[1, 2]", b'{"format": 99}', b"\xff\xfe\x00"])
 def test_a_page_is_whole_without_any_of_its_files(tmp_path, broken, content):

@@ -198,7 +198,7 @@
         label(root, width / 2, height / 2, "nothing to show", { class: "empty", "text-anchor": "middle" });
         return null;
       }
-      const x = scale(box.x0, box.x1, m.left, width - m.right, false);
+      const x = scale(box.x0, box.x1, m.left, width - m.right, this.spec.xlog);
       const y = scale(box.y0, box.y1, height - m.bottom, m.top, log);
       this.axes(root, x, y, width, height, m, log, small);
       const clip = "clip-" + this.spec.id + "-" + index;
@@ -225,6 +225,7 @@
       }
       const whole = this.spec.whole;
       let xt = linearTicks(x.low, x.high, small ? 3 : Math.max(3, Math.floor(width / 110)));
+      if (this.spec.xlog) xt = logTicks(x.low, x.high, small ? 3 : 5);
       if (whole) {
         xt = [];
         const step = Math.max(1, Math.ceil((x.high - x.low + 1) / (small ? 6 : Math.max(6, Math.floor(width / 40)))));

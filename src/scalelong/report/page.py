@@ -20,6 +20,7 @@ from scalelong.report.findings import findings
 from scalelong.report.markup import Markup, element, join, json_script, raw_script
 from scalelong.report.pictures import sample_frames
 from scalelong.report.read import RunView, read_runs
+from scalelong.report.robustness import robustness_charts, robustness_section
 from scalelong.version import __version__
 
 # Without these in common, a loss is not comparable with another.
@@ -39,7 +40,7 @@ def write_report(paths: Sequence[Path | str], out: Path | str) -> Path:
 def render(runs: Sequence[RunView]) -> str:
     """The page as text."""
     comparison = compare_views(runs)
-    drawn = charts(runs, comparison)
+    drawn = charts(runs, comparison) | robustness_charts(runs)
     there = set(drawn)
     data = _common(runs, "data.name") or "several datasets"
     steps = max(run.step for run in runs)
@@ -54,6 +55,7 @@ def render(runs: Sequence[RunView]) -> str:
             sections.oscillation(there, runs),
             sections.skips(there),
             sections.samples(runs, frames),
+            robustness_section(runs, there),
             cards.evaluation(runs),
             cards.configs(runs),
         ]),
