@@ -33,7 +33,7 @@ What a run relies on:
 - Weights are safetensors, everything else is JSON, text, images or plain arrays. No pickle is executed anywhere.
 
 Under `torchrun --max-restarts` with the c10d rendezvous on CPUs (gloo), set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`:
-without it torch's restarted processes read the addresses of the former ones and wait for each other.
+without it restarted processes were seen to hang in gloo (once; the likely cause is addresses left by the former ones).
 
 What it does not notice: a disk that lies about having written, a bit that flips in memory, and a log line that became
 another valid one.

@@ -234,7 +234,7 @@ def test_a_rank_that_dies_under_torchrun_is_started_again_and_the_run_ends_right
     launch = [torchrun, "--nproc-per-node=2", "--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     arguments = [*as_arguments(train__steps=steps), f"--out={folder}", "-q"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else gloo finds the addresses of the former processes
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # without it gloo was seen to hang after the restart
     with open(log, "w") as said:
         process = subprocess.Popen([*launch, "-m", "scalelong", *arguments], env=environment, stdout=said, stderr=said)
         try:
