@@ -139,6 +139,7 @@ class Live:
         from rich.table import Table
 
         now = time.monotonic()
+        bar = 8 if self._live is not None and self._live.console.width < 100 else 20
         done = sum(state.status == "done" for state in self.states.values())
         table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="bold")
         table.title = f"{done} of {len(self.states)} runs done · {clock(now - self._began)}"
@@ -150,7 +151,7 @@ class Live:
             style = "dim" if state.status == "waiting" else ""
             table.add_row(
                 f"{marks.get(state.status, '[red]✗[/]')} {state.job.name}",
-                ProgressBar(total=state.steps, completed=state.step, width=20),
+                ProgressBar(total=state.steps, completed=state.step, width=bar),
                 f"{state.step}/{state.steps}",
                 *(figure(state.metrics.get(name)) for name in ("loss", "val_loss", "grad_norm")),
                 "" if speed is None else f"{speed:.3g}",

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+# Control characters, lone surrogates, and the marks that make a name read backwards.
+UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 VOID = frozenset({"br", "col", "hr", "img", "input", "meta"})
 
 
@@ -54,9 +56,8 @@ def join(children: Iterable[Child]) -> Markup:
 
 
 def text(value: str) -> Markup:
-    """A string as it shows: escaped, with characters that HTML does not allow replaced."""
-    clean = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in value)
-    return Markup(html.escape(clean, quote=True))
+    """A string as it shows: escaped, with control characters and those that turn the writing round replaced."""
+    return Markup(html.escape(UNSHOWN.sub("\ufffd", value), quote=True))
 
 
 def raw_script(kind: str, body: str, **attributes: Any) -> Markup:

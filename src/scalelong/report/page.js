@@ -506,7 +506,13 @@
     cancelAnimationFrame(waiting);
     waiting = requestAnimationFrame(draw);
   }).observe(document.body);
-  addEventListener("beforeprint", () => document.querySelectorAll("details.print").forEach((d) => { d.open = true; }));
+  /* Paper has a width of its own: charts are drawn for it, and back for the screen. */
+  addEventListener("beforeprint", () => {
+    document.querySelectorAll("details.print").forEach((d) => { d.open = true; });
+    document.documentElement.classList.add("printing");
+    draw();
+  });
+  addEventListener("afterprint", () => { document.documentElement.classList.remove("printing"); draw(); });
   document.querySelectorAll("details").forEach((d) => d.addEventListener("toggle", draw));
   document.documentElement.classList.add("drawn");
   if (!still) document.documentElement.classList.add("moves");
