@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -247,6 +248,18 @@ def test_a_dozen_runs_with_large_grids_are_under_five_megabytes(tmp_path):
             noisy_picture(run / "samples" / f"step-{step:08d}.png", 530)
     path = write_report(runs, tmp_path / "page.html")
     assert path.stat().st_size < 5_000_000
+
+
+@pytest.mark.slow
+def test_a_million_metric_lines_open_in_seconds(tmp_path):
+    run = make_run(tmp_path / "run")
+    with open(run / "metrics.jsonl", "w") as file:
+        for step in range(1, 1_000_001):
+            file.write(f'{{"step": {step}, "loss": 0.5, "lr": 0.001, "grad_norm": 1.25, "images": {64 * step}}}\n')
+    before = time.process_time()
+    path = write_report([run], tmp_path / "page.html")
+    assert time.process_time() - before < 20  # processor time; about 6 s measured
+    assert path.stat().st_size < 500_000
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):

@@ -27,6 +27,9 @@ from scalelong.version import __version__
 SAME = ("data.name", "data.validation", "data.image_size", "diffusion.process", "validate.n", "data.vae")
 
 
+SCRIPTS = ("draw.js", "lines.js", "forest.js", "page.js")  # in one scope, in this order
+
+
 def write_report(paths: Sequence[Path | str], out: Path | str) -> Path:
     """Read run folders (or the folder of a comparison) and write the page."""
     out = Path(out)
@@ -85,7 +88,8 @@ def compare_views(runs: Sequence[RunView]) -> Comparison | None:
 
 
 def _document(title: str, body: Sequence[Markup | None], data: object) -> str:
-    style, script = (_asset(name) for name in ("page.css", "page.js"))
+    style, parts = _asset("page.css"), "\n".join(map(_asset, SCRIPTS))
+    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     # Nothing is fetched and no other script runs, whatever a run is called.
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
