@@ -335,6 +335,7 @@ def test_mixed_precision_is_that_of_training_and_its_cache_is_left_clean():
                 net.zero_grad()
                 with monitor.step(step):
                     (net(x, t) - eps).float().square().mean().backward()
+                    torch.clear_autocast_cache()  # so that the look would be the first to fill it
                 grads.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
         results.append(grads)
     for plain, seen in zip(*results, strict=True):

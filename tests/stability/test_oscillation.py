@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelong.stability.oscillation import Window, log, oscillation, spread
+from scalelong.stability.oscillation import Window, log, oscillation, spread, typical
 
 norms = st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=40)
 
@@ -67,7 +67,15 @@ def test_halves_wait_for_enough_looks():
     for k in range(4):
         window.add(torch.tensor([0.4 * (-1) ** k]))
     older, newer = window.halves(3)
-    assert (float(older), float(newer)) == pytest.approx((0.1, 0.4))
+    assert (float(spread(older)), float(spread(newer))) == pytest.approx((0.1, 0.4))
+
+
+def test_a_single_jump_does_not_lift_what_is_typical():
+    calm = torch.tensor([[0.01 * (-1) ** k] for k in range(20)])
+    jump = calm.clone()
+    jump[7] = 0.5
+    assert float(spread(jump)) > 5 * float(spread(calm))
+    assert float(typical(jump)) < 1.5 * float(typical(calm))
 
 
 def test_zero_has_no_logarithm():

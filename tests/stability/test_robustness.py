@@ -201,7 +201,7 @@ def test_the_command_writes_what_it_measures(run, tmp_path, monkeypatch):
     from scalelong.cli.app import app
 
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
-    options = "--images 16 --samples 96 --bins 2 --points 1 --variance 0.1 --variance 1".split()
+    options = ["--images=16", "--samples=96", "--bins=2", "--points=1", "--variance=0.1", "--variance=1"]
     out = tmp_path / "figure.png"
     answer = CliRunner().invoke(app, ["robustness", str(run), *options, "--json", "--out", str(out)])
     assert answer.exit_code == 0, answer.output

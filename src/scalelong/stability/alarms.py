@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scalelong.errors import ScaleLongError
 from scalelong.stability.journal import Entry, number
-from scalelong.stability.oscillation import Window
+from scalelong.stability.oscillation import Window, spread, typical
 from scalelong.stability.watched import Watched
 
 
@@ -21,7 +21,8 @@ from scalelong.stability.watched import Watched
 class Limits:
     """When the monitor raises an alarm. Comparisons are with the looks of the same window.
 
-    growth        oscillation on the probe: the newer half of the window against the older half
+    growth        oscillation on the probe: the newer half of the window against the older half, from 0.3 times the
+                  next limit on, and so for the typical jump as well as for the standard deviation
     oscillation   oscillation on the probe over the newer half, whatever it was before
     spike         a gradient norm or loss: so many robust standard deviations of its logarithm above the median …
     gradient_factor, loss_factor   … and so many times the median
@@ -124,8 +125,11 @@ def _oscillation(
     halves = window.halves(limits.looks)
     if halves is None:
         return None
-    older, newer = (half[: watched.features] for half in halves)  # the probe's part
-    grown = (newer / older >= limits.growth) & (newer >= 0.1 * limits.oscillation)
+    jumps = [half[:, : watched.features] for half in halves]  # the probe's part
+    (older, newer), (before_typical, now_typical) = map(spread, jumps), map(typical, jumps)
+    # Single jumps lift a standard deviation: that it has grown must show in the typical jump as well.
+    grown = (newer >= limits.growth * older) & (now_typical >= limits.growth * before_typical)
+    grown &= newer >= 0.3 * limits.oscillation
     over = grown | (newer >= limits.oscillation)
     if not over.any():
         return None

@@ -35,6 +35,11 @@ def spread(differences: Tensor) -> Tensor:
     return torch.where(count >= 2, variance.sqrt(), math.nan)
 
 
+def typical(differences: Tensor) -> Tensor:
+    """The median size of each column's differences, which a single jump does not lift."""
+    return differences.abs().nanmedian(0).values
+
+
 class Window:
     """The step-to-step differences of many logarithms at the last `length` looks (NaN where a look has none)."""
 
@@ -49,9 +54,9 @@ class Window:
         return spread(torch.stack(list(self.rows)))
 
     def halves(self, least: int) -> tuple[Tensor, Tensor] | None:
-        """The oscillations over the older and over the newer half, once each has `least` differences."""
+        """The differences of the older and of the newer half, once each has `least` of them."""
         rows = [row for row in self.rows if not row.isnan().all()]
         middle = len(rows) // 2
         if middle < least:
             return None
-        return spread(torch.stack(rows[:middle])), spread(torch.stack(rows[middle:]))
+        return torch.stack(rows[:middle]), torch.stack(rows[middle:])
