@@ -40,6 +40,11 @@ def test_bad_scalings_get_a_sentence(words, said):
         scaling_variants("digits", words)
 
 
+def test_a_seed_among_the_settings_is_refused():
+    with pytest.raises(ScaleLongError, match="from --seeds"):
+        scaling_variants("digits", "none", settings=["train.lr=0.1", "seed=3"])
+
+
 def test_seeds_are_a_number_of_them_or_themselves():
     assert parse_seeds("3") == (0, 1, 2)
     assert parse_seeds("4, 7") == (4, 7)

@@ -27,7 +27,8 @@ class Result:
 
     @property
     def failures(self) -> tuple[Ending, ...]:
-        return tuple(ending for ending in self.endings if not ending.ran and not ending.stopped)
+        """Runs that ended early, other than by the signal that stopped the comparison."""
+        return tuple(e for e in self.endings if not e.ran and not (e.stopped and self.signal is not None))
 
 
 def run_comparison(

@@ -52,6 +52,8 @@ def scaling_variants(
     settings: Sequence[str] = (),
 ) -> tuple[Variant, ...]:
     """A variant for each of `none,uniform,cs,cs:0.5,…`: NAME or NAME:κ. `kappa` is for those of CS that name none."""
+    if any(setting.partition("=")[0].strip() == "seed" for setting in settings):
+        raise ScaleLongError("--set seed=…: a comparison takes its seeds from --seeds")
     variants = []
     for word in [part.strip() for part in scalings.split(",") if part.strip()]:
         name, colon, number = word.partition(":")

@@ -21,6 +21,14 @@ from scalelong.experiments.plan import Job
 from scalelong.experiments.slots import Slot
 
 WORKER = [sys.executable, "-m", "scalelong.experiments.worker"]
+DISTRIBUTED = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)  # each run is alone
 POLL = 0.2  # seconds between two looks
 GRACE = 60.0  # seconds for a checkpoint, should the scheduler itself fail
 
@@ -154,7 +162,7 @@ def _start(job: Job, slot: Slot, logs: Path) -> _Running:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={**os.environ, **slot.environment},
+            env={k: v for k, v in os.environ.items() if k not in DISTRIBUTED} | slot.environment,
             start_new_session=True,  # a terminal's Ctrl-C comes to us alone, and we pass it on once
         )
     assert process.stdin is not None
