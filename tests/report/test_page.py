@@ -87,8 +87,8 @@ def test_every_part_is_there(page):
     } <= set(page.ids)  # fmt: skip
     drawn = {found["data-chart"] for found in page.all("div") if "data-chart" in found}
     assert drawn == set(page.data["charts"]) == {
-        "forest", "loss", "validation", "validation_ema", "gradient", "norms", "oscillation", "oscillation_train",
-        "oscillation_gradient", "kappa", "ratio", "ratios", "robust_change", "robust_loss", "robust_distance",
+        "forest", "loss", "validation", "validation_ema", "relative", "gradient", "norms", "oscillation",
+        "oscillation_train", "oscillation_gradient", "kappa", "ratio", "ratios", "robust_change", "robust_loss", "robust_distance",
         "lipschitz",
     }  # fmt: skip
 
@@ -161,6 +161,15 @@ def test_oscillation_is_the_spread_of_the_jumps(page, variants):
     jumps = [look["jump"]["probe"]["backbone"] for look in looks if look["step"] >= 200]
     drawn = next(s for s in page.data["charts"]["oscillation"]["series"] if s["run"] == 4)
     assert drawn["y"] == pytest.approx(np.std(jumps, axis=0), rel=1e-4)
+
+
+def test_the_validation_loss_is_held_against_the_same_seed(page, variants):
+    """cs has 0.9 times none's curve in every seed, so −10 % at every step."""
+    chart = page.data["charts"]["relative"]
+    assert {page.data["runs"][s["run"]]["label"] for s in chart["series"]} == {"cs-0.7", "ls"}
+    cs = next(s for s in chart["series"] if page.data["runs"][s["run"]]["label"] == "cs-0.7")
+    assert cs["x"] == list(range(50, 401, 50))
+    assert cs["y"] == pytest.approx([-10] * 8, rel=1e-3)
 
 
 def test_what_differs_between_the_configs_is_listed(tmp_path):

@@ -52,6 +52,7 @@ def charts(runs: Sequence[RunView], comparison: Comparison | None) -> dict[str, 
         "loss": curve(runs, "loss", smooth=True),
         "validation": curve(runs, "val_loss"),
         "validation_ema": curve(runs, "val_loss_ema"),
+        "relative": None if comparison is None else relative(runs, comparison),
         "fid": curve(runs, "fid"),
         "frechet": curve(runs, "frechet"),
         "gradient": curve(runs, "grad_norm", smooth=True),
@@ -74,6 +75,21 @@ def curve(runs: Sequence[RunView], name: str, smooth: bool = False) -> Chart | N
         if points is not None:
             series.append({"run": run.index, **points})
     return {"kind": "lines", "x": "step", "smooth": smooth, "series": series} if series else None
+
+
+def relative(runs: Sequence[RunView], comparison: Comparison) -> Chart | None:
+    """The validation loss against the baseline's of the same seed and step, in per cent."""
+    base = {run.seed: run.column(comparison.loss).finite() for run in runs if run.label == comparison.baseline}
+    series = []
+    for run in runs:
+        if run.label == comparison.baseline or run.seed not in base:
+            continue
+        own = run.column(comparison.loss).finite()
+        steps, mine, theirs = np.intersect1d(own.steps, base[run.seed].steps, return_indices=True)
+        points = thin(Series(steps, 100 * (own.values[mine] / base[run.seed].values[theirs] - 1)))
+        if points is not None and len(steps) > 1:
+            series.append({"run": run.index, **points})
+    return {"kind": "lines", "x": "step", "level": 0, "series": series} if series else None
 
 
 def over_training(runs: Sequence[RunView], path: tuple[str, str]) -> Chart | None:

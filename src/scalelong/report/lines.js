@@ -54,7 +54,7 @@ class LineChart {
   draw() {
     const total = this.holder.clientWidth;
     if (!total) return;
-    const log = state.log;
+    const log = state.log && this.spec.level === undefined;
     const weight = this.spec.smooth ? state.smooth : 0;
     const columns = this.many ? Math.max(1, Math.min(4, this.panels.length, Math.floor(total / (this.panels.length > 4 ? 190 : 220)))) : 1;
     const width = this.many ? Math.floor((total - (columns - 1) * 14) / columns) : total;
@@ -84,6 +84,8 @@ class LineChart {
     const clip = "clip-" + this.spec.id + "-" + index;
     const path = svg("clipPath", { id: clip }, svg("defs", {}, root));
     svg("rect", { x: m.left - 4, y: m.top - 4, width: width - m.left - m.right + 8, height: height - m.top - m.bottom + 8 }, path);
+    if (this.spec.level !== undefined && this.spec.level >= y.low && this.spec.level <= y.high)
+      svg("line", { class: "one", x1: m.left, x2: width - m.right, y1: y(this.spec.level), y2: y(this.spec.level) }, root);
     const layer = svg("g", { "clip-path": `url(#${clip})` }, root);
     if (panel.band) this.band(layer, panel.band, x, y, log);
     for (const s of panel.series) if (shown[s.run]) this.line(layer, s, x, y, log, weight);

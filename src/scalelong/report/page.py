@@ -54,7 +54,7 @@ def render(runs: Sequence[RunView]) -> str:
         sections.legend(runs),
         element("main", [
             None if comparison is None else sections.results(comparison, runs, "forest" in there),
-            sections.curves(there, _scaling_alone(runs)),
+            sections.curves(there, _scaling_alone(runs), "" if comparison is None else comparison.baseline),
             sections.oscillation(there, runs),
             sections.skips(there),
             sections.samples(runs, frames),

@@ -130,17 +130,22 @@ def results(comparison: Comparison, runs: Sequence[RunView], has_forest: bool) -
         "results",
         "Results",
         statement(len(comparison.seeds)),
+        picture,
         element("div", table, class_="scroll", tabindex="0", role="region", aria_label="Results"),
         element("ul", notes, class_="notes") if notes else None,
-        picture,
     )
 
 
-def curves(there: set[str], scaling_alone: bool) -> Markup | None:
+def curves(there: set[str], scaling_alone: bool, baseline: str) -> Markup | None:
     shown = [
         ("loss", "Training loss", "On the batches of training; shaded: the range within a point of the curve."),
         ("validation", "Validation loss", "Held-out images with fixed noise and times, the same for every run."),
         ("validation_ema", "Validation loss of the EMA", "The averaged network, which is what one samples from."),
+        (
+            "relative",
+            f"Validation loss against {baseline}",
+            "In per cent of the baseline's at the same step and seed; below the dashed line is better.",
+        ),
         ("fid", "FID", "Of samples from the EMA network, measured by training on its way."),
         ("frechet", "Fréchet distance", "Of samples from the EMA network, by training on its way; this is not FID."),
         ("gradient", "Gradient norm", "Of the whole gradient, before clipping."),
