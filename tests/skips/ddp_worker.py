@@ -1,4 +1,4 @@
-"""Two gloo processes that train scaled networks side by side, held against one process with the whole batch."""
+"""Two gloo processes that train scaled networks side by side, held against one process with both batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 3
 
 
 def run_two_processes(names: list[str], folder: Path) -> None:
-    """Train every network on two processes with half the batch each, and shard one; fails where a process does."""
+    """Train every network on two processes with a batch each, and shard one; fails where a process does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -39,20 +39,20 @@ def run_two_processes(names: list[str], folder: Path) -> None:
     assert codes == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
 
 
-def _train(net: nn.Module, name: str, rows: slice) -> list[torch.Tensor]:
-    """A few steps of SGD on some rows of the example's batch; the loss is a mean over them."""
+def _train(net: nn.Module, name: str, ranks: list[int]) -> list[torch.Tensor]:
+    """A few steps of SGD on the mean loss of the batches of `ranks`: the example, moved a little for each."""
     from skip_networks import example
 
     call = example(name)
-    size = call.args[0].shape[0]
-    args = [a[rows] if isinstance(a, torch.Tensor) and a.shape[:1] == (size,) else a for a in call.args]
+    first, *others = call.args
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        output = net(*args, **call.kwargs)
-        while not isinstance(output, torch.Tensor):
-            output = output[0]
-        output.square().mean().backward()
+        for rank in ranks:
+            output = net(first + rank, *others, **call.kwargs)
+            while not isinstance(output, torch.Tensor):
+                output = output[0]
+            (output.square().mean() / len(ranks)).backward()
         optimizer.step()
     return [p.detach().clone() for p in net.parameters()]
 
@@ -70,8 +70,8 @@ def _check(name: str, rank: int) -> None:
     start = [p.detach().clone() for p in scalelong.parameters(net)]
 
     wrapped = DistributedDataParallel(net)
-    together = _train(wrapped, name, slice(rank, rank + 1))
-    whole = _train(alone, name, slice(None))
+    together = _train(wrapped, name, [rank])
+    whole = _train(alone, name, [0, 1])
     for a, b in zip(together, whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
     for parameter, before in zip(scalelong.parameters(wrapped), start, strict=True):

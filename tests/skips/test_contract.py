@@ -226,6 +226,10 @@ def test_unscaled_takes_the_scaling_off_and_puts_the_same_one_back():
     assert all(a is b for a, b in zip(scalelong.parameters(net), parameters, strict=True))
     with scalelong.unscaled(make(name)) as bare:
         assert scaling_of(bare) is None
+    uvit = scalelong.apply(make("scalelong.UViT"), LearnableScaling())  # keeps its scaling in its config
+    with scalelong.unscaled(uvit):
+        assert uvit.config.scaling == NoScaling().to_dict()
+    assert uvit.config.scaling == LearnableScaling().to_dict()
 
 
 def test_a_kappa_that_cuts_the_innermost_skip_is_warned_of():

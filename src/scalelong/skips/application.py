@@ -65,15 +65,14 @@ def apply(
         if former is not None:
             _take_off(root, former)
         if isinstance(spec, BlockScaling):
-            _put_on(root, build(spec, [SkipShape(None)] * len(_branches(root, spec))))
+            _put_on(root, _like(root, build(spec, [SkipShape(None)] * len(_branches(root, spec)))))
         else:
             found = find_sites(root, sites)
             if not isinstance(spec, NoScaling):
                 scaler = build(spec, [site.shape for site in found])
                 scaler.sites, scaler.placement = tuple(found), placement
                 _give_notice(spec, len(found))
-                _put_on(root, scaler)
-    _note_in_config(root, spec)
+                _put_on(root, _like(root, scaler))
     return net
 
 
@@ -83,7 +82,6 @@ def remove(net: Net) -> Net:
     scaler = scaling_of(root)
     if scaler is not None:
         _take_off(root, scaler)
-        _note_in_config(root, NoScaling())
     return net
 
 
@@ -118,7 +116,6 @@ def former_scaling_on_failure(root: nn.Module) -> Iterator[None]:
                 _take_off(root, now)
             if former is not None:
                 _put_on(root, former)
-            _note_in_config(root, NoScaling() if former is None else former.spec)
         raise
 
 
@@ -147,16 +144,20 @@ def sites_of(net: nn.Module) -> tuple[list[Site], str]:
     return find_sites(net), "join"
 
 
+def _like(root: nn.Module, scaler: SkipScaling) -> SkipScaling:
+    """On the network's device, in its precision and mode."""
+    like = next((p for p in root.parameters() if p.is_floating_point()), None)
+    if like is not None:
+        scaler.to(device=like.device, dtype=like.dtype)
+    return scaler.train(root.training)
+
+
 def _put_on(root: nn.Module, scaler: SkipScaling) -> None:
-    """Hook the scaling module in and register it: from now on it shares the network's device, precision and mode."""
+    """Hook the scaling module in and register it; from now on it moves, trains and is saved with the network."""
     if hasattr(root, NAME):
         raise ScaleLongError(
             f"{type(root).__name__} has an attribute {NAME!r} of its own, the name under which a scaling is registered"
         )
-    like = next((p for p in root.parameters() if p.is_floating_point()), None)
-    if like is not None:
-        scaler.to(device=like.device, dtype=like.dtype)
-    scaler.train(root.training)
     try:
         if isinstance(scaler.spec, BlockScaling):
             attach_branches(root, _branches(root, scaler.spec), scaler)
@@ -166,11 +167,13 @@ def _put_on(root: nn.Module, scaler: SkipScaling) -> None:
         detach(root, scaler)
         raise
     root.add_module(NAME, scaler)
+    _note_in_config(root, scaler.spec)
 
 
 def _take_off(root: nn.Module, scaler: SkipScaling) -> None:
     detach(root, scaler)
     delattr(root, NAME)
+    _note_in_config(root, NoScaling())
 
 
 def _branches(root: nn.Module, spec: BlockScaling) -> list[list[str]]:
