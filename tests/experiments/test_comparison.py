@@ -112,6 +112,7 @@ def test_distances_of_different_kinds_are_pointed_out():
         (Estimate(1.05, None, None, 1), "+5.0 %"),
         (Estimate(0.31, 0.24, 0.4, 3), "×0.31 [0.24, 0.4]"),
         (Estimate(2.5, None, None, 1), "×2.5"),
+        (Estimate(0.9, 0.035, 22.9, 2), "×0.9 [0.035, 22.9]"),
     ],
 )
 def test_changes_in_words(ratio, said):

@@ -88,8 +88,8 @@ def test_every_part_is_there(page):
     drawn = {found["data-chart"] for found in page.all("div") if "data-chart" in found}
     assert drawn == set(page.data["charts"]) == {
         "forest", "loss", "validation", "validation_ema", "relative", "gradient", "norms", "oscillation",
-        "oscillation_train", "oscillation_gradient", "kappa", "ratio", "ratios", "robust_change", "robust_loss", "robust_distance",
-        "lipschitz",
+        "oscillation_train", "oscillation_gradient", "kappa", "ratio", "ratios", "robust_change", "robust_loss",
+        "robust_distance", "lipschitz",
     }  # fmt: skip
 
 

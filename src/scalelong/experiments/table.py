@@ -40,9 +40,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def change(ratio: Estimate) -> str:
-    """A ratio as a change: −2.1 % [−3.0, −1.2]; beyond a factor of 2 as a factor: ×0.31 [0.24, 0.40]."""
+    """A ratio as a change: −2.1 % [−3.0, −1.2]; one that is far from 1 as a factor: ×0.31 [0.24, 0.4]."""
     ends = [end for end in (ratio.low, ratio.high) if end is not None]
-    far = not 0.5 < ratio.mean < 2
+    far = not 0.5 < ratio.mean < 2 or any(not 0.25 < end < 4 for end in ends)
     interval = f" [{', '.join(_factor(end) if far else _percent(end) for end in ends)}]" if ends else ""
     return f"×{_factor(ratio.mean)}{interval}" if far else f"{_percent(ratio.mean)} %{interval}"
 
@@ -60,7 +60,7 @@ def plus_minus(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return figure(estimate.mean)
     half = (estimate.high - estimate.low) / 2
-    return f"{figure(estimate.mean)} ± {half:.2g}"
+    return f"{figure(estimate.mean)} ± {half:,.0f}" if half >= 100 else f"{figure(estimate.mean)} ± {half:.2g}"
 
 
 def figure(value: float) -> str:

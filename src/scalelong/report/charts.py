@@ -11,7 +11,7 @@ from scalelong.experiments.comparison import Comparison
 from scalelong.experiments.logs import Floats, Series
 from scalelong.experiments.table import change
 from scalelong.experiments.watch_log import WatchLog
-from scalelong.report.read import RunView
+from scalelong.report.read import RunView, labels
 from scalelong.report.thin import number, numbers, thin
 
 COLOURS = 8
@@ -32,7 +32,7 @@ Chart = dict[str, Any]
 
 def looks(runs: Sequence[RunView]) -> list[dict[str, Any]]:
     """Colour and dashes by label, so that the seeds of a variant look alike and no two variants do."""
-    groups = list(dict.fromkeys(run.label for run in runs))
+    groups = labels(runs)
     several = len({run.seed for run in runs}) > 1
     return [
         {
@@ -104,12 +104,11 @@ def over_training(runs: Sequence[RunView], path: tuple[str, str]) -> Chart | Non
 
 def by_variant(runs: Sequence[RunView], path: tuple[str, str]) -> Chart | None:
     """The same, a panel a variant on one scale, a page a long skip: curves that would hide each other stand apart."""
-    labels = list(dict.fromkeys(run.label for run in runs))
-    if len(labels) == 1:
+    if len(labels(runs)) == 1:
         return over_training(runs, path)
     pages = []
     for i in range(1, _most_skips(runs) + 1):
-        of_label = {label: _traces([run for run in runs if run.label == label], path, i) for label in labels}
+        of_label = {label: _traces([run for run in runs if run.label == label], path, i) for label in labels(runs)}
         panels = [{"title": label, "series": series} for label, series in of_label.items() if series]
         if panels:
             pages.append({"title": f"i = {i}", "panels": panels})

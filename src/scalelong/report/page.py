@@ -19,7 +19,7 @@ from scalelong.report.charts import charts, looks
 from scalelong.report.findings import findings
 from scalelong.report.markup import Markup, element, join, json_script, raw_script
 from scalelong.report.pictures import sample_frames
-from scalelong.report.read import RunView, read_runs
+from scalelong.report.read import RunView, labels, read_runs
 from scalelong.report.robustness import robustness_charts, robustness_section
 from scalelong.version import __version__
 
@@ -47,7 +47,7 @@ def render(runs: Sequence[RunView]) -> str:
     there = set(drawn)
     data = _common(runs, "data.name") or "several datasets"
     steps = max(run.step for run in runs)
-    found = findings(comparison, list(dict.fromkeys(run.label for run in runs)), steps, data)
+    found = findings(comparison, labels(runs), steps, data)
     frames = sample_frames([run.folder for run in runs], [_tile(run) for run in runs])
     body = [
         sections.headline(found, _facts(runs, data, steps)),
@@ -72,8 +72,6 @@ def compare_views(runs: Sequence[RunView]) -> Comparison | None:
     """Means and paired ratios of what the runs hold; None where their losses do not compare."""
     if any(len({repr(run.settings.get(key)) for run in runs}) > 1 for key in SAME):
         return None
-    labels = list(dict.fromkeys(run.label for run in runs))
-    labels.sort(key=lambda label: label != "none")  # what is not scaled is the baseline, else the first
     finished = [run for run in runs if _finished(run)]
     unfinished = [run for run in runs if not _finished(run)]
     missing = [f"{run.name} is at step {run.step:,} of {run.settings.get('train.steps')}" for run in unfinished]
@@ -84,7 +82,9 @@ def compare_views(runs: Sequence[RunView]) -> Comparison | None:
     ]  # fmt: skip
     seeds = sorted({m.seed for m in measured}) or [0]
     preset = _common(runs, "preset") or ""
-    return summarise(measured, labels, preset=preset, steps=max(run.step for run in runs), seeds=seeds, missing=missing)
+    return summarise(
+        measured, labels(runs), preset=preset, steps=max(run.step for run in runs), seeds=seeds, missing=missing
+    )
 
 
 def _document(title: str, body: Sequence[Markup | None], data: object) -> str:

@@ -44,18 +44,23 @@ class RunView:
         return int(max(last)) if last else 0
 
 
+def labels(runs: Sequence[RunView]) -> list[str]:
+    """What the runs are called, each once: what is not scaled first, for it is the baseline, then as they came."""
+    return sorted(dict.fromkeys(run.label for run in runs), key=lambda label: label != "none")
+
+
 def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
     """Runs in the given order; the folder of a comparison stands for its runs."""
     folders = _folders(paths)
     records = [_object(folder / "config.json") or {} for folder in folders]
     settings = [flatten(_config(record)) for record in records]
-    labels, names = _labels(settings, folders), _names(folders)
+    called, names = _labels(settings, folders), _names(folders)
     return [
         RunView(
             index=index,
             folder=folder,
             name=names[index],
-            label=labels[index],
+            label=called[index],
             seed=_seed(settings[index]),
             record=records[index],
             settings=settings[index],

@@ -11,7 +11,7 @@ from scalelong.experiments.table import change, plus_minus, sooner
 from scalelong.report.findings import Findings
 from scalelong.report.markup import Markup, element, join
 from scalelong.report.pictures import Frame
-from scalelong.report.read import RunView
+from scalelong.report.read import RunView, labels
 
 
 def section(identity: str, title: str, lead: str | Markup, *children: Markup | None) -> Markup:
@@ -54,7 +54,7 @@ def _unbroken(text: str) -> str:
 def legend(runs: Sequence[RunView]) -> Markup:
     """A button a variant, and one a seed where there are several; they hide a run everywhere."""
     chips = []
-    for label in dict.fromkeys(run.label for run in runs):
+    for label in labels(runs):
         own = [run for run in runs if run.label == label]
         main = element("button", element("span", label), type="button", class_="chip", data_toggle=member(own),
                        aria_pressed="true", title=", ".join(run.name for run in own))  # fmt: skip
