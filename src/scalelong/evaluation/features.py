@@ -79,12 +79,13 @@ def extract(
     options = {} if keep is None else {"keep": keep}
     progress = progress or Progress(FeatureAccumulator(seed=seed, **options))
     total = n if n is not None else stream.length
+    left = None if total is None else total - progress.accumulator.count
     began = time.monotonic() - progress.seconds
     failure: ScaleLongError | None = None
     try:
         batches = stream.batches(batch_size, progress.accumulator.count, n)
         with torch.inference_mode():
-            for batch in _tracked(batches, f"features of {stream.name}", total, batch_size):
+            for batch in _tracked(batches, f"features of {stream.name}", left, batch_size):
                 progress.count_in(batch, extractor(batch.images))
                 progress.seconds = time.monotonic() - began
                 if checkpoint is not None:
@@ -101,11 +102,11 @@ def extract(
     return progress.so_far()
 
 
-def _tracked(batches: Iterator[Batch], description: str, total: int | None, size: int) -> Iterator[Batch]:
+def _tracked(batches: Iterator[Batch], description: str, images: int | None, size: int) -> Iterator[Batch]:
     rank, world = place()
     if rank:
         return batches
-    return track(batches, description, None if total is None else -(-total // (size * world)))
+    return track(batches, description, None if images is None else -(-images // (size * world)))
 
 
 def _agree(progress: Progress, failure: ScaleLongError | None) -> None:
