@@ -162,6 +162,25 @@ def test_an_infinite_gradient_is_fp16_s_own_business():
     assert raised == []
 
 
+def test_what_comes_and_goes_is_one_alarm(monkeypatch):
+    """An oscillation around the threshold: in force at looks 3, 5, 6 and, after a long rest, 20."""
+    from scalelong.stability import monitor as module
+
+    net = small_uvit()
+    watch, raised = monitored(net)
+    finding = module.Finding("oscillation", None, "mid_block", "made up")
+    bad = {3, 5, 6, 20}
+    monkeypatch.setattr(
+        module, "find", lambda watched, limits, entries, *rest: [finding] * (entries[-1]["step"] in bad)
+    )
+    since = {}
+    for step in range(1, 21):
+        train(net, 1, watch, start=step, lr=0.0)
+        since |= {alarm.step: alarm.since for alarm in watch.alarms}
+    assert since == {3: 3, 5: 3, 6: 3, 20: 20}
+    assert [alarm.step for alarm in raised] == [3, 20]
+
+
 def test_by_default_an_alarm_is_a_logged_warning(caplog):
     net = small_uvit()
     monitor = StabilityMonitor(net, batch(0)[:2], every=1)

@@ -21,13 +21,14 @@ from scalelong.stability.watched import Watched
 class Limits:
     """When the monitor raises an alarm. Comparisons are with the looks of the same window.
 
-    growth        oscillation on the probe: the newer half of the window against the older half, from 0.3 times the
-                  next limit on, and so for the typical jump as well as for the standard deviation
+    growth        oscillation on the probe: the newer half of the window against the older half, from half of the next
+                  limit on, and so for the typical jump as well as for the standard deviation
     oscillation   oscillation on the probe over the newer half, whatever it was before
     spike         a gradient norm or loss: so many robust standard deviations of its logarithm above the median …
     gradient_factor, loss_factor   … and so many times the median
     ratio_growth  skip-to-backbone ratio: the newest tenth of the window against its oldest tenth
-    looks         at least so many looks (or differences) on either side before anything is compared
+    looks         at least so many looks (or differences) on either side before anything is compared; an oscillation or
+                  a ratio that is back within so many looks is the same alarm
     """
 
     growth: float = 3.0
@@ -129,7 +130,7 @@ def _oscillation(
     (older, newer), (before_typical, now_typical) = map(spread, jumps), map(typical, jumps)
     # Single jumps lift a standard deviation: that it has grown must show in the typical jump as well.
     grown = (newer >= limits.growth * older) & (now_typical >= limits.growth * before_typical)
-    grown &= newer >= 0.3 * limits.oscillation
+    grown &= newer >= 0.5 * limits.oscillation
     over = grown | (newer >= limits.oscillation)
     if not over.any():
         return None

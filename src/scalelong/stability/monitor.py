@@ -225,9 +225,17 @@ class StabilityMonitor:
         self._begun = True
 
     def _lasting(self) -> dict[str, int]:
-        """The kinds of alarm that were in force at the look before the last, and since when."""
-        former = self._entries[-2] if len(self._entries) > 1 else {}
-        return {alarm["kind"]: alarm["since"] for alarm in former.get("alarms", [])}
+        """The kinds of alarm that were in force before the last look, and since when.
+
+        A spike is over with its look; oscillations and ratios come and go, so theirs are looked for further back.
+        """
+        former = list(self._entries)[-1 - self.limits.looks : -1]
+        return {
+            alarm["kind"]: alarm["since"]
+            for entry in former
+            for alarm in entry.get("alarms", [])
+            if alarm["kind"] in ("oscillation", "ratio") or entry is former[-1]
+        }
 
     def _alarm(self, finding: Finding, step: int) -> Alarm:
         began = self._lasting().get(finding.kind, step if finding.since is None else finding.since)
