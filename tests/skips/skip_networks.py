@@ -102,6 +102,7 @@ def _enable(net: nn.Module) -> None:
 
 
 SMALL = {"block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4, "sample_size": 8}
+ONE_LEVEL = {**SMALL, "block_out_channels": (8,)}  # what is many layers deep without it
 CROSS = {
     **SMALL,
     "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
@@ -162,23 +163,22 @@ DIFFUSERS = {
                    block_out_channels=(32, 32, 64), layers_per_block=1),
         lambda: Call((torch.randn(2, 2, 32), T)), skips=3, normed=False, feels=True),
     "UNet3DConditionModel": Network(
-        _diffusers("UNet3DConditionModel", **SMALL, cross_attention_dim=8, attention_head_dim=4,
-                   down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
-                   up_block_types=("UpBlock3D", "CrossAttnUpBlock3D")),
-        _latent_and_text(8, 8, frames=(2,)), skips=4),
+        _diffusers("UNet3DConditionModel", **ONE_LEVEL, cross_attention_dim=8, attention_head_dim=4,
+                   down_block_types=("CrossAttnDownBlock3D",), up_block_types=("CrossAttnUpBlock3D",)),
+        _latent_and_text(4, 4, frames=(2,)), skips=2),
     "UNetSpatioTemporalConditionModel": Network(
-        _diffusers("UNetSpatioTemporalConditionModel", sample_size=8, in_channels=4, block_out_channels=(32,),
-                   layers_per_block=2, cross_attention_dim=8, num_attention_heads=(2,),
+        _diffusers("UNetSpatioTemporalConditionModel", sample_size=4, in_channels=4, block_out_channels=(32,),
+                   layers_per_block=1, cross_attention_dim=8, num_attention_heads=(2,),
                    addition_time_embed_dim=4, projection_class_embeddings_input_dim=12,
                    down_block_types=("CrossAttnDownBlockSpatioTemporal",),
                    up_block_types=("CrossAttnUpBlockSpatioTemporal",)),
-        lambda: Call((torch.randn(2, 2, 4, 8, 8), T, torch.randn(2, 1, 8), torch.ones(2, 3))),
-        skips=3, checkpoint=_enable),
+        lambda: Call((torch.randn(1, 2, 4, 4, 4), T[:1], torch.randn(1, 1, 8), torch.ones(1, 3))),
+        skips=2, checkpoint=_enable),
     "UNetMotionModel": Network(
-        _diffusers("UNetMotionModel", **{**SMALL, "block_out_channels": (8,), "layers_per_block": 2},
-                   cross_attention_dim=8, num_attention_heads=2, motion_num_attention_heads=2,
-                   down_block_types=("CrossAttnDownBlockMotion",), up_block_types=("CrossAttnUpBlockMotion",)),
-        lambda: Call((torch.randn(2, 4, 2, 8, 8), T, torch.randn(2 * 2, 5, 8))), skips=3, checkpoint=_enable),
+        _diffusers("UNetMotionModel", **ONE_LEVEL, cross_attention_dim=8, num_attention_heads=2,
+                   motion_num_attention_heads=2, down_block_types=("CrossAttnDownBlockMotion",),
+                   up_block_types=("CrossAttnUpBlockMotion",)),
+        lambda: Call((torch.randn(1, 4, 2, 4, 4), T[:1], torch.randn(2, 5, 8))), skips=2, checkpoint=_enable),
     "HunyuanDiT2DModel": Network(
         _diffusers("HunyuanDiT2DModel", num_attention_heads=2, attention_head_dim=8, in_channels=4, patch_size=2,
                    sample_size=8, hidden_size=16, num_layers=8, mlp_ratio=2.0, cross_attention_dim=8,
@@ -285,6 +285,11 @@ VARIANTS = {
                    mid_block_type="MidResTemporalBlock1D", out_block_type="OutConv1DBlock", act_fn="mish",
                    time_embedding_type="positional", use_timestep_embedding=True, norm_num_groups=8),
         lambda: Call((torch.randn(2, 4, 16), T)), skips=2),
+    "UNet3DConditionModel, two levels": Network(
+        _diffusers("UNet3DConditionModel", **SMALL, cross_attention_dim=8, attention_head_dim=4,
+                   down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
+                   up_block_types=("UpBlock3D", "CrossAttnUpBlock3D")),
+        _latent_and_text(8, 8, frames=(2,)), skips=4),
     "UNetSpatioTemporalConditionModel, two levels": Network(
         _diffusers("UNetSpatioTemporalConditionModel", sample_size=8, in_channels=4, block_out_channels=(32, 64),
                    layers_per_block=1, cross_attention_dim=8, num_attention_heads=(2, 4),
