@@ -231,7 +231,7 @@ def _set(target: Any, path: list[str], value: Any, whole: str) -> Any:
     if len(path) > 1:
         return dataclasses.replace(target, **{name: _set(getattr(target, name), path[1:], value, whole)})
     kind = typing.get_type_hints(type(target))[name]
-    return dataclasses.replace(target, **{name: _convert(value, kind, whole)})
+    return dataclasses.replace(target, **{name: convert(value, kind, whole)})
 
 
 def _build(cls: type, values: Any, prefix: str) -> Any:
@@ -245,11 +245,11 @@ def _build(cls: type, values: Any, prefix: str) -> Any:
         if section:
             arguments[key] = _build(section, value, f"{prefix}{key}.")
         else:
-            arguments[key] = _convert(value, hints[key], f"{prefix}{key}")
+            arguments[key] = convert(value, hints[key], f"{prefix}{key}")
     return cls(**arguments)
 
 
-def _convert(value: Any, kind: Any, key: str) -> Any:
+def convert(value: Any, kind: Any, key: str) -> Any:
     """Read text (or JSON values) as the declared type; the error names the key and what it takes."""
     if typing.get_origin(kind) in (Union, types.UnionType):
         options = typing.get_args(kind)
@@ -264,7 +264,7 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
         inner = typing.get_args(kind)
         if not isinstance(value, (list, tuple)) or (inner[-1] is not Ellipsis and len(value) != len(inner)):
             raise ScaleLongError(f"{key} takes {_name_of(kind)}, not {value!r}")
-        return tuple(_convert(part, inner[0], key) for part in value)
+        return tuple(convert(part, inner[0], key) for part in value)
     if kind is bool:
         words = {
             "true": True,
