@@ -42,7 +42,11 @@ def as_arguments(**settings):
 
 
 def losses(folder):
-    return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in read_lines(Run(folder).metrics)]
+    return [
+        (entry["step"], entry["loss"], entry["grad_norm"])
+        for entry in read_lines(Run(folder).metrics)
+        if {"step", "loss", "grad_norm"} <= set(entry)  # a foreign line, planted there, has none of them
+    ]
 
 
 def weights(folder, step):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-CHUNK = 20_000  # lines parsed at once: one call of the parser for many lines is several times faster
+from scalelong.json_lines import blocks, parsed
+
+FIRST_LOOK = 4 << 20  # bytes of a log's end that say what is latest; what was last written before them is old
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,7 +44,7 @@ EMPTY = Series(np.empty(0), np.empty(0))
 def read_columns(path: Path) -> dict[str, Series]:
     """The numbers of a log, by name. What is not a number is left out, as is a torn last line."""
     parts: dict[str, list[tuple[Floats, Floats]]] = {}
-    for rows in chunks(path):
+    for rows in blocks(path):
         for name, part in _columns(rows).items():
             parts.setdefault(name, []).append(part)
     return {
@@ -54,18 +54,22 @@ def read_columns(path: Path) -> dict[str, Series]:
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, tuple[Floats, Floats]]:
-    """Steps and values of every name in a chunk. Rows with the same names are taken together."""
+    """Steps and values of every name in a block. Rows with the same names are taken together."""
+    own = list(map(tuple, rows))
     alike: dict[tuple[str, ...], list[int]] = {}
-    for place, row in enumerate(rows):
-        alike.setdefault(tuple(row), []).append(place)
+    if own.count(own[0]) == len(own):  # as in nearly every block
+        alike[own[0]] = list(range(len(own)))
+    else:
+        for place, names in enumerate(own):
+            alike.setdefault(names, []).append(place)
     found: dict[str, list[tuple[npt.NDArray[np.intp], Floats, Floats]]] = {}
     for names, places in alike.items():
         if "step" not in names:
             continue
         group, where = [rows[place] for place in places], np.array(places)
-        steps = _numbers([row["step"] for row in group])
-        for name in names:
-            values = _numbers([row[name] for row in group])
+        table = _table(group, names)
+        steps = table[names.index("step")]
+        for name, values in zip(names, table, strict=True):
             there = np.isfinite(steps) & _were_numbers(values, group, name)
             if name != "step" and there.any():
                 found.setdefault(name, []).append((where[there], steps[there], values[there]))
@@ -76,13 +80,16 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, tuple[Floats, Floats]]:
     return columns  # type: ignore[return-value]
 
 
-def _numbers(values: list[Any]) -> Floats:
-    if set(map(type, values)) <= {int, float}:
-        try:
-            return np.array(values, dtype=np.float64)
-        except OverflowError:  # a whole number beyond floating point
-            pass
-    return np.array([_number(value) for value in values])
+def _table(group: list[dict[str, Any]], names: tuple[str, ...]) -> Floats:
+    """(names, rows) of rows that have the same names in the same order."""
+    values = list(chain.from_iterable(map(dict.values, group)))
+    if not set(map(type, values)) <= {int, float}:
+        values = [_number(value) for value in values]
+    try:
+        table = np.array(values, dtype=np.float64)
+    except OverflowError:  # a whole number beyond floating point
+        table = np.array([_number(value) for value in values])
+    return np.ascontiguousarray(table.reshape(len(group), len(names)).T)
 
 
 def _were_numbers(values: Floats, group: list[dict[str, Any]], name: str) -> npt.NDArray[np.bool_]:
@@ -91,23 +98,6 @@ def _were_numbers(values: Floats, group: list[dict[str, Any]], name: str) -> npt
     for place in np.flatnonzero(np.isnan(values)):
         there[place] = _is_number(group[place][name])
     return there
-
-
-def chunks(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """The objects of a log, many at a time; lines that are not whole objects are left out."""
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        while lines := list(islice(file, CHUNK)):
-            try:
-                rows = json.loads(b"[" + b",".join(lines) + b"]")
-                if len(rows) != len(lines):
-                    raise ValueError
-            except (ValueError, RecursionError):  # a line among them is torn or foreign: look at each
-                rows = [_parsed(line) for line in lines]
-            rows = [row for row in rows if isinstance(row, dict)]
-            if rows:
-                yield rows
 
 
 class Tail:
@@ -125,7 +115,7 @@ class Tail:
             with open(self.path, "rb") as file:
                 state = _stat(file)
                 if state[0] != self._inode or state[1] < self._place:  # another file, or cut short on a resume
-                    self._inode, self._place, self.latest = state[0], 0, {}
+                    self._inode, self._place, self.latest = state[0], max(0, state[1] - FIRST_LOOK), {}
                 file.seek(self._place)
                 new = file.read()
         except OSError:
@@ -133,7 +123,7 @@ class Tail:
         whole = new[: new.rfind(b"\n") + 1]
         self._place += len(whole)
         for line in whole.splitlines():
-            row = _parsed(line)
+            row = parsed(line)
             if isinstance(row, dict):
                 self.latest |= row
         return self.latest
@@ -166,13 +156,6 @@ def _number(value: Any) -> float:
         return float(value)
     except OverflowError:  # a whole number beyond floating point
         return _ABSENT
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _stat(file: Any) -> tuple[int, int]:

@@ -211,8 +211,11 @@ def _resume(trainer: Trainer, run: Run, config: Config) -> list[str]:
         if state is not None:
             trainer.restore(state)
     if main:
-        for path in (run.metrics, run.stability):
-            JsonLines(path).keep_until(trainer.progress.step)
+        step, every = trainer.progress.step, max(1, config.train.log_every)
+        logged = JsonLines(run.metrics).keep_until(step)
+        JsonLines(run.stability).keep_until(step)
+        if step - logged >= every and step >= every:
+            notes.append(f"note: {run.metrics.name} ends at step {logged}, the checkpoint is of step {step}")
         run.write_record({"config": config.to_dict(), **facts})
         if trainer.progress.step and run.model_step() != trainer.progress.step:
             run.save_model(trainer.ema.net, trainer.progress.step)  # a kill came between checkpoint and model/

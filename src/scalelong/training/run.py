@@ -15,6 +15,7 @@ from torch import nn
 
 from scalelong.errors import ScaleLongError, one_line, out_of_memory
 from scalelong.files import atomic_folder, sweep, write_text
+from scalelong.json_lines import blocks
 from scalelong.training.config import Config
 from scalelong.training.examples import Facts
 
@@ -138,21 +139,24 @@ class JsonLines:
         self.path = path
         self._file: Any = None
 
-    def keep_until(self, step: int) -> None:
-        """Drop a torn last line and every line of a later step. Reads from the end only."""
+    def keep_until(self, step: int) -> int:
+        """Drop a torn last line and every line of a later step; returns the last step left. Reads from the end only."""
+        last = 0
         if not self.path.exists():
-            return
+            return last
         with open(self.path, "r+b") as file:
             end = file.seek(0, os.SEEK_END)
             for start, line in _lines_backwards(file, end):
                 try:
                     entry = json.loads(line)
                     if line.endswith(b"\n") and entry.get("step", 0) <= step:
+                        last = int(entry.get("step", 0))
                         break
-                except (ValueError, AttributeError, TypeError, RecursionError):
+                except (ValueError, AttributeError, TypeError, RecursionError, OverflowError):
                     pass  # torn, or not of this log
                 end = start
             file.truncate(end)
+        return last
 
     def write(self, entry: dict[str, Any]) -> None:
         if self._file is None:
@@ -177,17 +181,7 @@ class JsonLines:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The entries of a log; a torn last line is left out."""
-    entries = []
-    if path.exists():
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    entry = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(entry, dict):
-                    entries.append(entry)
-    return entries
+    return [entry for rows in blocks(path) for entry in rows]
 
 
 @dataclass(frozen=True)
