@@ -53,6 +53,8 @@ CAMPAIGN = Study(
         "checkpoint.keep=5",  # figure 11 and table 4 look at them all
     ),
     distance=("pixels", 1000, 20),
+    label="Fashion-MNIST, batch 16",
+    seconds=190,
 )
 
 # The short runs: figure 6 and 13, tables 2 and 3.
@@ -62,6 +64,8 @@ _SHORT = Study(
     (NONE, UNIFORM, CS, LS),
     steps=400,
     settings=(*PAPERS, *HARSH, *QUIET, "validate.every=100", "monitor.every=10", "checkpoint.every=400"),
+    label="digits, batch 16",
+    seconds=30,
 )
 LARGE = (Arm("uniform:1.25"), Arm("uniform:1.5"))  # κ_i = κ > 1
 DIGITS = replace(
@@ -79,7 +83,11 @@ DIGITS = replace(
 SMALL_BATCH = replace(
     _SHORT,
     name="digits-batch-4",
+    label="digits, batch 4",
+    seconds=22,
     arms=(*_SHORT.arms, *LARGE),
     settings=tuple("train.batch_size=4" if s.startswith("train.batch_size") else s for s in _SHORT.settings),
 )
-DEEP = replace(_SHORT, name="digits-depth-24", settings=(*_SHORT.settings, "model.depth=24"))
+DEEP = replace(
+    _SHORT, name="digits-depth-24", label="digits, depth 24", seconds=55, settings=(*_SHORT.settings, "model.depth=24")
+)

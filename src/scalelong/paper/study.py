@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,8 @@ class Study:
     settings: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     distance: tuple[str, int, int | None] | None = None  # extractor, samples, evaluations a sample
+    label: str = ""  # what sets it apart from other studies of an item, in words
+    seconds: float | None = None  # processor seconds a run, where measured on a CPU
 
     def config(self, arm: Arm, steps: int | None = None) -> Config:
         from scalelong.training.choose import choose
@@ -89,8 +91,6 @@ class Study:
 
     def with_arms(self, *scalings: str) -> Study:
         """The study with these of its arms only, in this order."""
-        from dataclasses import replace
-
         known = {arm.scaling: arm for arm in self.arms if not arm.settings}
         for scaling in scalings:
             if scaling not in known:

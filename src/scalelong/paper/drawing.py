@@ -1,0 +1,40 @@
+"""What all figures share: colours that people with any colour vision tell apart (Okabe and Ito's), and writing PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalelong.errors import require
+from scalelong.files import atomic_file
+
+if TYPE_CHECKING:
+    from scalelong.paper.item import Item
+
+_KINDS = {
+    "none": "#000000",
+    "uniform": "#E69F00",
+    "cs-reverse": "#D55E00",
+    "cs": "#0072B2",
+    "ls": "#009E73",
+    "stable": "#CC79A7",
+    "rezero": "#56B4E9",
+}
+EXTRA = ("#CC79A7", "#56B4E9", "#F0E442", "#D55E00", "#999999", "#0072B2")
+
+
+def colour(variant: str) -> str:
+    """One colour a kind of scaling, the same in every figure."""
+    if variant in _KINDS:
+        return _KINDS[variant]
+    kind = next((name for name in _KINDS if variant.startswith(f"{name}-")), None)
+    return EXTRA[0] if kind is None else _KINDS[kind]
+
+
+def save_figure(item: Item, data: dict[str, Any], path: Path) -> None:
+    """Draw an item's figure from its data and write a PNG, whole or not at all."""
+    figure_module = require("matplotlib.figure", "train", "figures")
+    figure = figure_module.Figure(figsize=item.size, layout="constrained")
+    item.draw(data, figure)
+    with atomic_file(path) as aside:
+        figure.savefig(aside, dpi=120, format="png", metadata={"Software": None})

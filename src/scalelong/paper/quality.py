@@ -1,0 +1,188 @@
+"""Figures 5, 6 and 13 and tables 1 to 4: validation losses and distances at the end, and curves on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from scalelong.experiments.measures import CURVES as TITLES
+from scalelong.experiments.statistics import mean_interval
+from scalelong.paper.claims import cell, label, means_table, ratio_claims, where
+from scalelong.paper.item import Outcome, Table
+from scalelong.paper.printed import FID, PRINTED, TABLE_2, TABLE_3, TABLE_4
+from scalelong.paper.trained import Trained
+from scalelong.paper.verdict import Claim, Region, above
+
+OURS = (("cs", "none"), ("ls", "none"), ("cs", "uniform"), ("ls", "uniform"))
+LIKE = Region(0.95, 1.05)  # "robust": within 5 %, more than the paper's own 3.10/3.01
+
+
+def distance_name(trained: Trained) -> str:
+    """What the distance at the end is, in full: FID, or that it is not."""
+    names = {run.names["frechet"] for run in trained.runs if "frechet" in run.names}
+    return next(iter(names)) if len(names) == 1 else "Fréchet distance"
+
+
+def ends(trained: Trained) -> list[tuple[str, str]]:
+    """The measures that a run's end is judged by: the validation loss, and the distance where there is one."""
+    loss = trained.loss
+    found = [(loss, TITLES[loss])]
+    if any("frechet" in run.values for run in trained.runs):
+        found.append(("frechet", distance_name(trained)))
+    return found
+
+
+def curve_key(trained: Trained) -> str:
+    """FID on the way where it was measured, else the validation loss."""
+    for key in ("fid", "frechet"):
+        if trained.runs and all(key in run.curves for run in trained.runs):
+            return key
+    return trained.loss
+
+
+def figure_5(studies: Sequence[Trained], size: str) -> Outcome:
+    claims: list[Claim] = []
+    tables, panels = [], []
+    for trained in studies:
+        key = curve_key(trained)
+        claims += ratio_claims(trained, trained.loss, TITLES[trained.loss], OURS)
+        for kind in ("cs", "ls"):
+            variant = trained.named(kind)
+            if variant is not None:
+                claims.append(
+                    Claim(
+                        f"{where(trained)}{label(variant)} is sooner at the {TITLES[key]} that no scaling ends with",
+                        f"steps of no scaling / steps of {label(variant)}",
+                        above(1.0),
+                        trained.sooner(variant, "none", key),
+                        "at least 1.5×",
+                    )
+                )
+        tables.append(means_table(trained, ends(trained)[:1], "none"))
+        panels.append(_panel(trained, key))
+    note = (
+        "Sooner: the steps at which no scaling first was at its own final value over the variant's, seed by seed. "
+        "A run that never got there counts with the greatest factor it could still have, which flatters it."
+    )
+    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, (note,))
+
+
+def figure_6(studies: Sequence[Trained], size: str) -> Outcome:
+    return _by_setting(studies, OURS, "lowers", None)
+
+
+def figure_13(studies: Sequence[Trained], size: str) -> Outcome:
+    return _by_setting(studies, (("uniform-1.25", "none"), ("uniform-1.5", "none")), "raises", above(1.0))
+
+
+def _by_setting(
+    studies: Sequence[Trained], pairs: Sequence[tuple[str, str]], verb: str, region: Region | None
+) -> Outcome:
+    claims: list[Claim] = []
+    for trained in studies:
+        for key, title in ends(trained):
+            claims += ratio_claims(trained, key, title, pairs, verb=verb, region=region)
+    tables = tuple(means_table(trained, ends(trained), "none") for trained in studies)
+    return Outcome(tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]})
+
+
+def table_1(studies: Sequence[Trained], size: str) -> Outcome:
+    claims: list[Claim] = []
+    tables = []
+    for trained in studies:
+        printed = PRINTED.get(trained.study.preset, FID)
+        for key, title in reversed(ends(trained)):
+            ratios = {(a, b): f"FID {printed[a]} / {printed[b]}" for a, b in OURS if a in printed and b in printed}
+            claims += ratio_claims(trained, key, title, OURS, paper=ratios)
+        tables.append(means_table(trained, ends(trained), "none", {k: f"FID {v}" for k, v in printed.items()}))
+    panels = [_bars(trained) for trained in studies]
+    notes = () if size == "paper" else ("The paper's FIDs beside ours are of U-ViT-S/2 on CIFAR-10: another quantity.",)
+    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, notes)
+
+
+def table_2(studies: Sequence[Trained], size: str) -> Outcome:
+    claims: list[Claim] = []
+    for trained in studies:
+        for key, title in ends(trained):
+            same = [(name, "ls") for name in TABLE_2 if "reduction" in name or "activation" in name]
+            printed = {(a, b): f"FID {TABLE_2[a]} / {TABLE_2[b]}" for a, b in same}
+            claims += ratio_claims(trained, key, title, same, verb="hardly moves", region=LIKE, paper=printed)
+            scalar = "ls-calibration-scalar"
+            better = [("ls", scalar), ("ls-calibration-ie", scalar)]
+            printed = {(a, b): f"FID {TABLE_2[a]} / {TABLE_2[b]}" for a, b in better}
+            claims += ratio_claims(trained, key, title, better, paper=printed)
+    tables = tuple(
+        means_table(trained, ends(trained), "ls", {k: f"FID {v}" for k, v in TABLE_2.items()}) for trained in studies
+    )
+    note = "Robust: within 5 %. There, the third verdict means that the interval is wider than that."
+    return Outcome(tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]}, (note,))
+
+
+def table_3(studies: Sequence[Trained], size: str) -> Outcome:
+    claims: list[Claim] = []
+    pairs = [(ours, other) for ours in ("cs", "ls") for other in ("stable-0.1", "stable-0.3", "rezero")]
+    printed = {(a, b): f"FID {TABLE_3[a]} / {TABLE_3[b]}" for a, b in pairs}
+    for trained in studies:
+        for key, title in ends(trained):
+            claims += ratio_claims(trained, key, title, pairs, paper=printed)
+    tables = tuple(
+        means_table(trained, ends(trained), "none", {k: f"FID {v}" for k, v in TABLE_3.items()}) for trained in studies
+    )
+    return Outcome(tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]})
+
+
+def table_4(studies: Sequence[Trained], size: str) -> Outcome:
+    claims: list[Claim] = []
+    tables, panels = [], []
+    for trained in studies:
+        for key, title in ends(trained):
+            claims += ratio_claims(
+                trained, key, title, [("cs", "cs-reverse")], paper={("cs", "cs-reverse"): "FID-10k 6.65 / 12.26 at 45k"}
+            )
+        tables.append(means_table(trained, ends(trained), "cs-reverse"))
+        panel = _panel(trained, curve_key(trained))
+        panels.append(panel)
+        tables.append(_on_the_way(trained, panel))
+    steps, reverse, ours = TABLE_4
+    tables.append(
+        Table(
+            "The paper's FID-10k on CIFAR-10, batch 64",
+            ("training step", *steps),
+            (("κ_i = κ^(N−i+1)", *reverse), ("κ_i = κ^(i−1)", *ours)),
+        )
+    )
+    return Outcome(tuple(claims), tuple(tables), {"panels": panels})
+
+
+def _on_the_way(trained: Trained, panel: dict[str, Any]) -> Table:
+    """Means over seeds at every second point of the curve, at most nine."""
+    steps = sorted({step for line in panel["lines"] for step in line["steps"]})
+    shown = steps[1 :: max(1, len(steps) // 9)] if len(steps) > 9 else steps
+    rows = []
+    for variant in trained.variants:
+        lines = [dict(zip(x["steps"], x["values"], strict=True)) for x in panel["lines"] if x["variant"] == variant]
+        found = [[line[s] for line in lines if line.get(s) is not None] for s in shown]
+        rows.append((label(variant), *(cell(mean_interval(v)) if v else "–" for v in found)))
+    return Table(f"{panel['title']} on the way", ("training step", *(f"{s:,}" for s in shown)), tuple(rows))
+
+
+def _panel(trained: Trained, key: str) -> dict[str, Any]:
+    """Curves of every variant and seed."""
+    lines = []
+    for run in trained.runs:
+        curve = run.curves.get(key)
+        if curve is not None:
+            curve = curve.finite()
+            values = [round(float(v), 5) for v in curve.values]
+            steps = curve.steps.astype(int).tolist()
+            lines.append({"variant": run.variant, "seed": run.seed, "steps": steps, "values": values})
+    return {"label": trained.title, "title": TITLES[key], "lines": lines}
+
+
+def _bars(trained: Trained) -> dict[str, Any]:
+    """Ends of every run, measure by measure."""
+    measures = []
+    for key, title in ends(trained):
+        values = {v: {str(s): round(x, 6) for s, x in trained.values(v, key).items()} for v in trained.variants}
+        measures.append({"title": title, "values": values})
+    return {"label": trained.title, "measures": measures}
