@@ -12,6 +12,7 @@ from scalelong.cli.compare import compare
 from scalelong.cli.doctor import doctor
 from scalelong.cli.evaluate import evaluate
 from scalelong.cli.kappa import kappa
+from scalelong.cli.paper import paper
 from scalelong.cli.presets import presets
 from scalelong.cli.report import report
 from scalelong.cli.robustness import robustness
@@ -59,5 +60,6 @@ app.command()(doctor)
 app.command()(kappa)
 app.command()(theory)
 app.command()(robustness)
+app.command()(paper)
 data.app.command()(stats)
 app.add_typer(data.app, name="data")

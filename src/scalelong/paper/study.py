@@ -76,7 +76,7 @@ class Study:
         return out / (self.name if steps in (None, self.steps) else f"{self.name}-{steps}-steps")
 
     def commands(self, seeds: Sequence[int], out: Path, steps: int | None = None) -> list[str]:
-        """The same runs by `scalelong train`, one command a run."""
+        """The same runs by `scalelong train`, one command a run, each followed by its FID where the study has one."""
         steps = self.steps if steps is None else steps
         lines = []
         for seed in seeds:
@@ -85,8 +85,10 @@ class Study:
                 words += ["--kappa", f"{arm.kappa:g}"] if arm.kappa is not None else []
                 words += ["--steps", str(steps), "--seed", str(seed)]
                 words += [word for setting in (*self.settings, *arm.settings) for word in ("--set", setting)]
-                words += ["--out", str(self.folder(out, steps) / f"{variant.name}-seed{seed}")]
-                lines.append(shlex.join(words))
+                folder = str(self.folder(out, steps) / f"{variant.name}-seed{seed}")
+                lines.append(shlex.join([*words, "--out", folder]))
+                if self.distance is not None and self.distance[0] == "inception":
+                    lines.append(shlex.join(["scalelong", "evaluate", folder, "--n", str(self.distance[1])]))
         return lines
 
     def with_arms(self, *scalings: str) -> Study:

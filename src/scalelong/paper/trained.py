@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,11 @@ from scalelong.experiments.acceleration import acceleration
 from scalelong.experiments.comparison import judged_by
 from scalelong.experiments.logs import EMPTY, Series
 from scalelong.experiments.measures import RunMeasures, measure_run
+from scalelong.experiments.plan import plan
+from scalelong.experiments.scheduler import is_finished
 from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio
 from scalelong.experiments.watch_log import WatchLog, read_watch_log
 from scalelong.paper.study import Study
-from scalelong.training.run import STEP, Run
 
 
 @dataclass(frozen=True)
@@ -80,23 +80,16 @@ class Trained:
 
 
 def read_trained(study: Study, out: Path, seeds: Sequence[int] | None = None, steps: int | None = None) -> Trained:
-    """The runs of a study in OUT that reached their last step."""
+    """The runs of a study in OUT that are finished. A folder with other settings is an error."""
     steps = study.steps if steps is None else steps
     seeds = study.seeds if seeds is None else tuple(seeds)
-    variants = [variant.name for variant in study.variants(steps)]
-    runs, missing = [], []
-    for seed in seeds:
-        for name in variants:
-            folder = study.folder(out, steps) / f"{name}-seed{seed}"
-            if _reached(folder) == steps:
-                runs.append(measure_run(folder, name, seed))
-            else:
-                missing.append(f"{study.name}/{folder.name}")
-    return Trained(study, steps, seeds, tuple(variants), tuple(runs), tuple(missing))
-
-
-def _reached(folder: Path) -> int | None:
-    try:
-        return int(json.loads((Run(folder).model / STEP).read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    jobs = plan(study.variants(steps), seeds, study.folder(out, steps), study.spec())
+    done = [job for job in jobs if is_finished(job)]
+    return Trained(
+        study=study,
+        steps=steps,
+        seeds=seeds,
+        variants=tuple(dict.fromkeys(job.variant for job in jobs)),
+        runs=tuple(measure_run(job.folder, job.variant, job.seed) for job in done),
+        missing=tuple(f"{study.name}/{job.name}" for job in jobs if job not in done),
+    )
