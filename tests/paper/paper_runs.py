@@ -1,0 +1,33 @@
+"""A study small enough to train in a test: five scalings, two seeds, twelve steps of a tiny U-ViT on digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scalelong.experiments.plan import plan
+from scalelong.experiments.worker import run_job
+from scalelong.paper.regime import CS, LS, NONE, REVERSE, UNIFORM
+from scalelong.paper.study import Study
+
+TINY = Study(
+    "tiny",
+    "digits",
+    (NONE, UNIFORM, CS, REVERSE, LS),
+    steps=12,
+    settings=(
+        "model.embed_dim=16", "model.depth=4", "model.num_heads=2", "train.batch_size=4", "train.clip=none",
+        "train.warmup=2", "validate.every=4", "validate.n=16", "sample.n=0", "sample.every=0", "monitor.every=1",
+        "train.log_every=1", "checkpoint.every=4", "checkpoint.keep=3",
+    ),
+    seeds=(0, 1),
+    distance=("pixels", 72, 3),
+    label="tiny",
+    seconds=1,
+)  # fmt: skip
+
+
+def train_tiny(study: Study, out: Path) -> None:
+    """In this process: a comparison's workers would each start an interpreter."""
+    for job in plan(study.variants(), study.seeds, study.folder(out), study.spec()):
+        spec = None if job.distance is None else job.distance.to_dict()
+        assert run_job({"config": job.config.to_dict(), "folder": str(job.folder), "distance": spec}) == 0

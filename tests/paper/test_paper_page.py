@@ -1,0 +1,85 @@
+"""docs/paper.md says what the JSON files say, and no more."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from paper_runs import TINY
+
+from scalelong.experiments.statistics import Estimate
+from scalelong.files import write_text
+from scalelong.paper.page import HEAD, measured, page
+from scalelong.paper.registry import ITEMS
+from scalelong.paper.run import FORMAT, to_json
+from scalelong.paper.verdict import AGREES, UNSEEN, VERDICTS, Claim, below
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def made(**changes):
+    claims = [
+        Claim("CS lowers a|b", "a, CS / none", below(1.0), Estimate(0.6123, 0.5, 0.7, 3), "FID 2.98 / 3.11"),
+        Claim("LS lowers a", "a, LS / none", below(1.0), Estimate(0.9, 0.7, 1.1, 3)),
+    ]
+    return {
+        "format": FORMAT, "item": "table-4", "title": "t", "paper_shows": "p", "size": "cpu", "differs": "2 steps",
+        "complete": True, "runs": 4, "missing": [], "failures": [], "studies": [], "processor_minutes": 2.5,
+        "claims": [claim.to_dict() for claim in claims],
+        "verdicts": {v: sum(claim.verdict == v for claim in claims) for v in VERDICTS},
+        "tables": [{"title": "T", "columns": ["x", "y"], "rows": [["1", "2"]]}], "notes": ["A note."],
+        "figure": "table-4.png", "data": {}, **changes,
+    }  # fmt: skip
+
+
+def test_an_item_that_has_not_been_run_is_said_not_to_have_been(tmp_path):
+    text = page(tmp_path, tmp_path / "paper.md")
+    assert text.count("**not run**") == len(ITEMS)
+    for name in ITEMS:
+        assert f"`scalelong paper {name}` runs it" in text
+
+
+def test_claims_intervals_and_verdicts_stand_on_the_page(tmp_path):
+    write_text(tmp_path / "table-4.json", to_json(made()))
+    text = page(tmp_path, tmp_path / "paper.md")
+    assert f"| CS lowers a\\|b | FID 2.98 / 3.11 | below 1 | 0.612 [0.5, 0.7] | **{AGREES}** |" in text
+    assert f"| LS lowers a |  | below 1 | 0.9 [0.7, 1.1] | **{UNSEEN}** |" in text
+    assert "| [table-4](#table-4) | The direction of scaling | 1 | 1 |  |  |" in text
+    assert "Here: 2 steps." in text
+    assert text.count("**not run**") == len(ITEMS) - 1
+    assert "incomplete" not in text.lower()
+
+
+def test_an_incomplete_item_names_what_is_missing(tmp_path):
+    write_text(tmp_path / "table-4.json", to_json(made(complete=False, missing=["campaign/cs-0.7-seed2"])))
+    text = page(tmp_path, tmp_path / "paper.md")
+    assert "4 of 5 runs are there; missing: campaign/cs-0.7-seed2" in text
+    assert "The direction of scaling (**incomplete**)" in text
+
+
+def test_the_rule_and_the_regime_stand_before_the_results(tmp_path):
+    text = page(tmp_path, tmp_path / "paper.md")
+    assert text.startswith(HEAD.strip())
+    assert text.index("## The regime") < text.index("## The rule") < text.index("## What came out")
+    assert "the whole interval lies inside the region" in text
+    assert text.count("```") % 2 == 0
+
+
+def test_what_has_no_interval_is_shown_without_one():
+    assert measured(Claim("c", "q", below(1.0), None).to_dict()) == "–"
+    assert measured(Claim("c", "q", below(1.0), Estimate(0.25, None, None, 1)).to_dict()) == "0.25"
+
+
+def test_the_page_in_the_documentation_is_the_one_that_the_results_give(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert (ROOT / "docs" / "paper.md").read_text(encoding="utf-8") == page()
+
+
+def test_every_picture_on_the_page_is_there():
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
+        assert (ROOT / "docs" / target).is_file(), target
+
+
+def test_the_tiny_study_is_no_part_of_the_registry():
+    assert all(TINY not in item.cpu for item in ITEMS.values())

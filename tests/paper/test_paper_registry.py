@@ -1,0 +1,115 @@
+"""Every item is there, in both sizes, and its dry run prints commands that can be typed."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from scalelong.errors import ScaleLongError
+from scalelong.paper.cost import cost_of, describe_cost, minutes_on_two_cores
+from scalelong.paper.registry import ITEMS, find_item
+from scalelong.paper.study import Arm
+from scalelong.training.choose import choose
+from scalelong.training.presets import PRESETS
+
+NAMES = [f"figure-{n}" for n in (1, 3, 5, 6, 7, 11, 12, 13)] + [f"table-{n}" for n in (1, 2, 3, 4)]
+EACH = [(name, size) for name in NAMES for size in ("cpu", "paper")]
+
+
+def test_all_items_of_the_paper_are_registered():
+    assert list(ITEMS) == NAMES
+
+
+@pytest.fixture(scope="module")
+def commands():
+    from scalelong.cli.app import app
+
+    return typer.main.get_command(app).commands
+
+
+def parsed(commands, line):
+    program, name, *words = shlex.split(line)
+    assert program == "scalelong"
+    return name, commands[name].make_context(name, words).params
+
+
+@pytest.mark.parametrize(("name", "size"), EACH)
+def test_the_commands_of_a_dry_run_parse_and_give_the_configs_that_the_item_trains(name, size, commands):
+    item = ITEMS[name]
+    for study in item.studies(size):
+        lines = [line for line in study.commands((5,), Path("runs"), None) if " train " in line]
+        assert len(lines) == len(study.arms)
+        for line, arm in zip(lines, study.arms, strict=True):
+            command, given = parsed(commands, line)
+            assert command == "train"
+            typed = choose(
+                given["preset"], scaling=given["scaling"], kappa=given["kappa"], steps=given["steps"],
+                seed=given["seed"], settings=given["settings"],
+            )  # fmt: skip
+            assert typed.seed == 5
+            assert typed.scaling == study.config(arm).scaling
+            assert typed.train == study.config(arm).train
+            assert typed.model == study.config(arm).model
+    for line in item.commands:
+        parsed(commands, line)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_papers_size_has_its_presets_and_the_cpus_has_none_of_them(name):
+    item = ITEMS[name]
+    assert item.paper
+    assert {PRESETS[study.preset].size for study in item.paper} == {"paper"}
+    assert {PRESETS[study.preset].size for study in item.cpu} == {"cpu"}
+    assert all(len(study.seeds) >= 3 for study in (*item.cpu, *item.paper))  # fewer have no interval worth the name
+    assert item.differs, "a CPU-sized experiment says how it is not the paper's"
+
+
+def test_variants_of_a_study_share_everything_but_their_scaling():
+    from dataclasses import replace
+
+    for item in ITEMS.values():
+        for study in (*item.cpu, *item.paper):
+            configs = {str(replace(v.config, scaling={}, kappa=0.7)) for v in study.variants()}
+            assert len(configs) == 1, study.name
+
+
+def test_gpu_hours_follow_from_flop_steps_and_runs():
+    study = ITEMS["table-4"].paper[0]
+    cost = cost_of(study, "paper", seeds=(0,))
+    # U-ViT-S/2: about 44M weights on 257 tokens, two FLOP a weight and token, thrice for forward and backward;
+    # attention adds 4·L²·D in each of 13 blocks.
+    dense = 3 * 2 * 44e6 * 257 * 64
+    attention = 3 * 13 * 4 * 257**2 * 512 * 64
+    assert cost.flop == pytest.approx(dense + attention, rel=0.05)
+    assert cost.runs == 2
+    assert cost.hours == pytest.approx(2 * 45_000 * cost.flop / (312e12 * 0.35) / 3600)
+    assert cost_of(study, "paper", seeds=(0, 1), steps=90_000).hours == pytest.approx(4 * cost.hours)
+
+
+def test_costs_are_told_with_what_they_assume():
+    full = describe_cost(ITEMS["figure-11"], "paper")
+    assert len(full) == len(ITEMS["figure-11"].paper) + 1
+    assert "GPU-hours" in full[-1]
+    assert "A100" in full[-1]
+    assert "35%" in full[-1]
+    small = describe_cost(ITEMS["figure-7"], "cpu")
+    assert "min on 2 cores" in small[-1]
+    assert all(0 < minutes_on_two_cores(item) < 60 for item in ITEMS.values())
+
+
+def test_a_name_is_found_in_several_spellings_and_a_wrong_one_gets_a_suggestion():
+    assert find_item("Figure 7") is ITEMS["figure-7"]
+    assert find_item("fig-13") is ITEMS["figure-13"]
+    with pytest.raises(ScaleLongError, match="did you mean 'table-4'"):
+        find_item("tabel-4")
+
+
+def test_arms_take_part_in_a_study_by_name():
+    study = ITEMS["figure-1"].cpu[0]
+    assert [arm.scaling for arm in study.with_arms("ls", "none").arms] == ["ls", "none"]
+    assert Arm("cs:0.7").kappa == 0.7
+    with pytest.raises(ScaleLongError, match="no arm 'norm'"):
+        study.with_arms("norm")

@@ -1,0 +1,81 @@
+"""The rule: where an interval lies against the region that the paper predicts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelong.experiments.statistics import Estimate
+from scalelong.paper.oscillation import resampled_ratio
+from scalelong.paper.verdict import AGREES, DISAGREES, OPEN, UNSEEN, Claim, Region, above, below, judge
+
+
+def interval(low, high):
+    return Estimate((low + high) / 2, low, high, 3)
+
+
+@pytest.mark.parametrize(
+    ("ends", "region", "expected"),
+    [
+        ((0.7, 0.9), below(1.0), AGREES),
+        ((0.7, 1.1), below(1.0), UNSEEN),
+        ((1.01, 1.2), below(1.0), DISAGREES),
+        ((1.0, 1.2), below(1.0), DISAGREES),  # the region is open: nothing of the interval is in it
+        ((0.9, 1.0), below(1.0), UNSEEN),
+        ((1.2, 1.9), above(1.0), AGREES),
+        ((0.8, 0.99), above(1.0), DISAGREES),
+        ((0.96, 1.04), Region(0.95, 1.05), AGREES),
+        ((0.90, 1.04), Region(0.95, 1.05), UNSEEN),
+        ((0.80, 1.20), Region(0.95, 1.05), UNSEEN),
+        ((1.06, 1.20), Region(0.95, 1.05), DISAGREES),
+        ((0.80, 0.94), Region(0.95, 1.05), DISAGREES),
+    ],
+)
+def test_the_verdict_follows_from_the_interval(ends, region, expected):
+    assert judge(interval(*ends), region) == expected
+
+
+def test_without_an_interval_there_is_no_verdict():
+    assert judge(None, below(1.0)) == OPEN
+    assert judge(Estimate(0.1, None, None, 1), below(1.0)) == OPEN
+
+
+@given(st.floats(0.01, 100), st.floats(0, 10), st.floats(0.01, 100))
+def test_opposite_predictions_never_both_agree_and_swap_agreement_for_disagreement(low, width, edge):
+    found = interval(low, low + width)
+    one, other = judge(found, below(edge)), judge(found, above(edge))
+    assert (one, other) != (AGREES, AGREES)
+    if one == AGREES:
+        assert other == DISAGREES
+    if one == UNSEEN:
+        assert other == UNSEEN or low + width == edge or low == edge
+
+
+def test_a_claim_writes_down_all_that_its_verdict_rests_on():
+    facts = Claim("CS lowers x", "x, CS / none", below(1.0), interval(0.5, 0.7), "FID 2.98 / 3.11").to_dict()
+    assert facts["verdict"] == AGREES
+    assert facts["region"] == [None, 1.0]
+    assert facts["predicted"] == "below 1"
+    assert (facts["measured"]["low"], facts["measured"]["high"]) == (0.5, 0.7)
+
+
+def test_the_ratio_of_spreads_is_found_again_by_resampling():
+    import numpy as np
+
+    rng = np.random.default_rng(3)
+    calm = dict(enumerate(rng.normal(0, 0.5, 400)))
+    wild = dict(enumerate(rng.normal(0, 1.0, 400)))
+    found = resampled_ratio(calm, wild)
+    assert found.mean == pytest.approx(np.std(list(calm.values())) / np.std(list(wild.values())))
+    assert found.low < 0.5 < found.high
+    # Of normal samples, log(s_1/s_2) has the standard deviation √(1/n): the bootstrap must come near it.
+    assert np.log(found.high / found.low) == pytest.approx(2 * 1.96 * np.sqrt(1 / 400), rel=0.25)
+
+
+def test_equal_runs_have_a_ratio_of_one_and_too_few_looks_none():
+    jumps = {k: (-1.0) ** k * (1 + k) for k in range(20)}
+    same = resampled_ratio(jumps, jumps)
+    assert (same.mean, same.low, same.high) == (1.0, 1.0, 1.0)
+    assert resampled_ratio({0: 1.0}, {0: 2.0}) is None
+    assert resampled_ratio(None, jumps) is None
