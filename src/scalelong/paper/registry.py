@@ -37,7 +37,7 @@ from scalelong.paper.regime import CAMPAIGN, CS, DEEP, DIGITS, LARGE, LS, NONE, 
 from scalelong.paper.study import Arm, Study
 
 SMALL = "2,500 steps of a U-ViT of width 64 on Fashion-MNIST in place of 500,000 of width 512 on CIFAR-10"
-SHORT = "400 steps of a U-ViT of width 64 on 8×8 digits in place of CIFAR-10; validation loss in place of FID"
+SHORT = "250 steps of a U-ViT of width 64 on 8×8 digits in place of CIFAR-10; validation loss in place of FID"
 
 
 def _arms(study: Study, *arms: Arm) -> Study:
