@@ -225,7 +225,8 @@ def test_compiles_as_one_graph_and_only_once(scaling):
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
         for step in range(3):
-            assert torch.equal(compiled(x + step, t), model(x + step, t))
+            # a compiled network takes torch's operators where the other takes our kernels
+            torch.testing.assert_close(compiled(x + step, t), model(x + step, t), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)

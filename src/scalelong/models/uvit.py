@@ -20,6 +20,7 @@ require("diffusers", extra="train", purpose="UViT (a diffusers model)")
 from diffusers import ConfigMixin, ModelMixin  # noqa: E402
 
 from scalelong import skips  # noqa: E402
+from scalelong.native import GELU, attention  # noqa: E402
 from scalelong.scaling import Scaling, parse_scaling  # noqa: E402
 
 
@@ -42,11 +43,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        B, L, D = x.shape
-        qkv = self.qkv(x).view(B, L, 3, self.num_heads, D // self.num_heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, L, D / heads) each
-        x = F.scaled_dot_product_attention(q, k, v)
-        return self.proj(x.transpose(1, 2).reshape(B, L, D))
+        return self.proj(attention(self.qkv(x), self.num_heads))
 
 
 class Mlp(nn.Module):
@@ -55,7 +52,7 @@ class Mlp(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
-        self.act = nn.GELU()
+        self.act = GELU()
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:

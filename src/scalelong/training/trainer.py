@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from scalelong.diffusion import simple_loss
 from scalelong.errors import ScaleLongError
 from scalelong.models.denoiser import Denoiser
+from scalelong.native import AdamW, clip_, keep_memory
 from scalelong.training import checkpoint
 from scalelong.training.checkpoint import Checkpoint, Progress
 from scalelong.training.config import Config
@@ -50,11 +51,13 @@ class Trainer:
     def __init__(self, config: Config, examples: Examples) -> None:
         self.config, self.examples = config, examples
         self.accelerator = _accelerator(config)
+        if self.accelerator.device.type == "cpu":
+            keep_memory()
         self._check_split()
         self.net = build_network(config, examples.shapes).to(self.accelerator.device)
         self.ema = Ema(self.net, config.ema.decay, config.ema.warmup)
         t = config.train
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer = AdamW(
             self.net.parameters(), lr=t.lr, betas=t.betas, weight_decay=t.weight_decay, fused=_fused(self.net)
         )
         if t.compile:
@@ -137,7 +140,9 @@ class Trainer:
         """Clip where asked; the norm is the one before clipping either way."""
         limit = self.config.train.clip
         if limit is not None:
-            return self.accelerator.clip_grad_norm_(self.net.parameters(), limit)
+            scaled = self.accelerator.scaler is not None  # which must take its scale off first
+            norm = None if scaled else clip_([p.grad for p in self.net.parameters() if p.grad is not None], limit)
+            return self.accelerator.clip_grad_norm_(self.net.parameters(), limit) if norm is None else norm
         self.accelerator.unscale_gradients(self.prepared)
         return torch.nn.utils.get_total_norm([p.grad for p in self.net.parameters() if p.grad is not None])
 

@@ -1,0 +1,41 @@
+"""The exact GELU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scalelong.native.library import library, usable
+
+
+class GELU(nn.GELU):
+    """torch's, by a kernel where that may be used: x·Φ(x), with an error of the size of torch's own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _Gelu.apply(input) if self.approximate == "none" and usable(input) else super().forward(input)
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        loaded = library()
+        assert loaded is not None
+        y = torch.empty_like(x)
+        loaded.gelu_forward(x.data_ptr(), y.data_ptr(), x.numel(), torch.get_num_threads())
+        ctx.save_for_backward(x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Tensor:
+        (g,), (x,) = gradients, ctx.saved_tensors
+        if torch.is_grad_enabled() or not usable(g := g.contiguous()):  # a gradient of the gradient is asked for
+            with torch.enable_grad():
+                return torch.autograd.grad(F.gelu(x), x, g, create_graph=True)[0]
+        loaded = library()
+        assert loaded is not None
+        back = torch.empty_like(x)
+        loaded.gelu_backward(g.data_ptr(), x.data_ptr(), back.data_ptr(), x.numel(), torch.get_num_threads())
+        return back

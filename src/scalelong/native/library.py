@@ -1,0 +1,146 @@
+"""Compile `kernels.c` once a machine, load it, and say when it may be used."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from scalelong.files import cache_dir
+
+SOURCE = Path(__file__).with_name("kernels.c")
+# Most first. The last needs nothing of the compiler but its vectors.
+FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"], ["-mcpu=native"], [])
+ALWAYS = ["-O3", "-std=gnu11", "-fno-math-errno", "-shared", "-fPIC"]
+POINTERS, SIZES = ctypes.POINTER(c_void_p), ctypes.POINTER(c_int64)
+_TYPES = (Tensor, nn.Parameter)
+SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "width": (c_int, []),
+    "parallel": (c_int, []),
+    "gelu_forward": (None, [c_void_p, c_void_p, c_int64, c_int]),
+    "gelu_backward": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int]),
+    "attention_forward": (None, [c_void_p] * 3 + [c_int] * 5),
+    "attention_backward": (None, [c_void_p] * 5 + [c_int] * 5),
+    "squares": (c_double, [c_int, SIZES, POINTERS]),
+    "scale": (None, [c_int, SIZES, POINTERS, c_float]),
+    "average": (None, [c_int, SIZES, POINTERS, POINTERS, c_float]),
+    "adamw": (None, [c_int, SIZES] + [POINTERS] * 4 + [c_float] * 6),
+}
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where there is no compiler, where they are switched off, or where they are wrong."""
+    if os.environ.get("SCALELONG_KERNELS", "1") == "0" or not SOURCE.is_file():
+        return None
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    if compiler is None:
+        return None
+    try:
+        loaded = _load(_built(compiler))
+        return loaded if _right(loaded) else None
+    except (OSError, subprocess.SubprocessError, AttributeError):
+        return None
+
+
+def available() -> bool:
+    """Whether the kernels can be used on this machine; compiles them where that was not done."""
+    return library() is not None
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether kernels may work on these: plain float32 on the CPU that nothing but autograd watches."""
+    if torch.compiler.is_compiling():
+        return False
+    for x in tensors:  # other types: a fake tensor, one inside vmap, a tracer's
+        if type(x) not in _TYPES or not x.is_cpu or x.dtype is not torch.float32 or not x.is_contiguous():
+            return False
+    if (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()  # a counter of FLOP, for example, sees operators only
+        or torch._C._get_tracing_state() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    ):
+        return False
+    loaded = library()
+    return loaded is not None and (torch.get_num_threads() == 1 or bool(loaded.parallel()))
+
+
+def pointers(tensors: Sequence[Tensor]) -> ctypes.Array[c_void_p]:
+    return (c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def sizes(tensors: Sequence[Tensor]) -> ctypes.Array[c_int64]:
+    return (c_int64 * len(tensors))(*[tensor.numel() for tensor in tensors])
+
+
+def _built(compiler: str) -> Path:
+    """The compiled file, from the cache where this source was compiled for this processor."""
+    key = hashlib.sha256(SOURCE.read_bytes() + f"{compiler} {FLAGS} {ALWAYS} {_processor()}".encode()).hexdigest()
+    target = cache_dir() / "kernels" / f"{key[:16]}.so"
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / "kernels.so"
+        for flags in FLAGS:
+            command = [compiler, *ALWAYS, *flags, "-o", str(made), str(SOURCE), "-lm"]
+            if subprocess.run(command, capture_output=True, timeout=120).returncode == 0:
+                break
+        else:
+            raise OSError("kernels.c does not compile here")
+        os.replace(made, target)  # at once: others may be looking
+    return target
+
+
+def _processor() -> str:
+    """What `-march=native` depends on; a cache folder may be shared between machines."""
+    described = Path("/proc/cpuinfo")
+    if described.is_file():
+        lines = described.read_text(encoding="utf-8", errors="replace").splitlines()
+        chosen = [line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))]
+        return "\n".join(sorted(set(chosen)))
+    return f"{platform.platform()} {platform.processor()}"
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def _right(loaded: ctypes.CDLL) -> bool:
+    """GELU and attention of a few numbers beside torch's, so that a compiler's mistake stays without effect."""
+    width, L = loaded.width(), 11
+    x = 3.0 * torch.linspace(-9.0, 9.0, 3 * L * width).cos()
+    y, z, ones = torch.empty_like(x), torch.empty_like(x), torch.ones_like(x)
+    loaded.gelu_forward(x.data_ptr(), y.data_ptr(), x.numel(), 1)
+    loaded.gelu_backward(ones.data_ptr(), x.data_ptr(), z.data_ptr(), x.numel(), 1)
+    out, logs, back = torch.empty(L * width), torch.empty(L), torch.empty_like(x)
+    g = torch.linspace(-1.0, 2.0, L * width)
+    loaded.attention_forward(x.data_ptr(), out.data_ptr(), logs.data_ptr(), 1, L, 1, width, 1)
+    loaded.attention_backward(
+        g.data_ptr(), x.data_ptr(), out.data_ptr(), logs.data_ptr(), back.data_ptr(), 1, L, 1, width, 1
+    )
+    with torch.enable_grad():
+        exact = x.double().requires_grad_()
+        expected = torch.nn.functional.gelu(exact)
+        (slope,) = torch.autograd.grad(expected.sum(), exact)
+        q, k, v = exact.view(L, 3, width).unbind(1)
+        attended = (q @ k.T / width**0.5).softmax(-1) @ v
+        (pulled,) = torch.autograd.grad(attended, exact, g.double().view(L, width))
+    pairs = [(y, expected), (z, slope), (out, attended.flatten()), (back, pulled)]
+    return all(torch.allclose(mine, theirs.detach().float(), rtol=1e-4, atol=1e-5) for mine, theirs in pairs)
