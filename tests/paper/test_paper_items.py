@@ -11,7 +11,7 @@ import torch
 from paper_runs import TINY, train_tiny
 
 from scalelong.errors import ScaleLongError
-from scalelong.paper import inputs
+from scalelong.paper import inputs, quality
 from scalelong.paper.learned import decay, learned_kappas, share_inside
 from scalelong.paper.norms import norms_in_training
 from scalelong.paper.quality_figures import against
@@ -167,6 +167,27 @@ def test_what_is_missing_is_named_and_the_rest_is_judged(runs, tmp_path):
     assert not result["complete"]
     assert result["missing"] == ["tiny/cs-reverse-0.7-seed2", "tiny/cs-0.7-seed2"]
     assert result["claims"][0]["measured"]["n"] == 2
+
+
+def test_distances_of_samples_that_are_no_images_are_shown_and_not_judged(runs, tmp_path, monkeypatch):
+    result = ran("table-4", runs, tmp_path)  # twelve steps: noise
+    distance = next(c for c in result["claims"] if "not FID" in c["claim"])
+    assert distance["verdict"] == OPEN
+    assert any("no images yet" in note for note in result["notes"])
+    assert any("not FID" in column for table in result["tables"] for column in table["columns"])
+    monkeypatch.setattr(quality, "mean_image_distance", lambda trained: math.inf)
+    judged = next(c for c in ran("table-4", runs, tmp_path)["claims"] if "not FID" in c["claim"])
+    assert judged["measured"]["n"] == 2
+    assert judged["verdict"] != OPEN
+
+
+def test_the_distance_of_the_mean_image_is_the_datas_variance(runs):
+    from scalelong.data import load
+
+    trained = read_trained(small("table-4").cpu[0], runs)
+    images = torch.from_numpy(load("digits", split="train").images[:].copy())
+    pixels = images.double().flatten(1) / 127.5 - 1  # 8×8 already: nothing is averaged
+    assert quality.mean_image_distance(trained) == pytest.approx(float(pixels.var(0).sum()), rel=1e-5)
 
 
 def test_an_item_without_runs_says_how_to_get_them(tmp_path):

@@ -37,8 +37,12 @@ def ratio_claims(
     region: Region | None = None,
     verb: str = "lowers",
     paper: dict[tuple[str, str], str] | None = None,
+    valid: bool = True,
 ) -> list[Claim]:
-    """A claim for each (variant, baseline) that the study has: the ratio of a measure lies in the region."""
+    """A claim for each (variant, baseline) that the study has: the ratio of a measure lies in the region.
+
+    A measure that is not `valid` here gives no verdict.
+    """
     claims = []
     for kind, base in pairs:
         variant, baseline = trained.named(kind), trained.named(base)
@@ -49,7 +53,7 @@ def ratio_claims(
                 f"{where(trained)}{label(variant)} {verb} the {what} against {label(baseline)}",
                 f"{what}, {label(variant)} / {label(baseline)}",
                 region or below(1.0),
-                trained.ratio(variant, baseline, key),
+                trained.ratio(variant, baseline, key) if valid else None,
                 (paper or {}).get((kind, base), ""),
             )
         )

@@ -9,6 +9,8 @@ from scalelong.errors import require
 from scalelong.files import atomic_file
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from scalelong.paper.item import Item
 
 _KINDS = {
@@ -29,6 +31,16 @@ def colour(variant: str) -> str:
         return _KINDS[variant]
     kind = next((name for name in _KINDS if variant.startswith(f"{name}-")), None)
     return EXTRA[0] if kind is None else _KINDS[kind]
+
+
+def log_scale(ax: Axes) -> None:
+    """A logarithmic vertical axis with plain numbers at 1, 2, 3 and 5 of every decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def save_figure(item: Item, data: dict[str, Any], path: Path) -> None:

@@ -11,7 +11,7 @@ from scalelong.errors import ScaleLongError
 from scalelong.experiments.statistics import mean_interval, paired_ratio
 from scalelong.experiments.table import plus_minus
 from scalelong.paper.claims import label, where
-from scalelong.paper.drawing import EXTRA, colour
+from scalelong.paper.drawing import EXTRA, colour, log_scale
 from scalelong.paper.item import Outcome, Table
 from scalelong.paper.trained import Trained
 from scalelong.paper.verdict import Claim, Region, above, below
@@ -140,26 +140,21 @@ def sensitivity(folder: Path) -> dict[str, dict[float, float]]:
 
 
 def draw_figure_3(data: dict[str, Any], figure: Figure) -> None:
-    axes = figure.subplots(1, 1 + max(1, len(data["noise"])), squeeze=False)[0]
-    colours = ("#000000", *EXTRA)
-    for (name, histogram), line in zip(data["histograms"].items(), colours, strict=False):
-        edges, counts = histogram["edges"], histogram["counts"]
-        total = sum(counts)
-        axes[0].stairs([c / total for c in counts], edges, label=name, color=line)
+    axes = figure.subplots(1, 1 + len(data["noise"]), squeeze=False)[0]
+    for (name, histogram), line in zip(data["histograms"].items(), ("#000000", *EXTRA), strict=False):
+        total = sum(histogram["counts"]) + histogram["below"] + histogram["above"]
+        axes[0].stairs([count / total for count in histogram["counts"]], histogram["edges"], label=name, color=line)
     axes[0].axvline(5, color="#999999", ls=":", lw=1)
-    axes[0].set(
-        title="(b) distribution of ‖ε‖²/‖x_t‖²", xlabel="‖ε‖²/‖x_t‖²", ylabel="share", xlim=(0, 10), yscale="log"
-    )
+    axes[0].set(title="(b) ‖ε‖²/‖x_t‖² of images, times and noise", xlabel="‖ε‖²/‖x_t‖²", ylabel="share", xlim=(0, 10))
+    axes[0].set_yscale("log")
     if data["histograms"]:
         axes[0].legend(fontsize=8)
     for ax, panel in zip(axes[1:], data["noise"], strict=True):
         for variant, points in panel["losses"].items():
-            ax.plot(
-                [p[0] for p in points], [p[1] for p in points], "o-", ms=4, color=colour(variant), label=label(variant)
-            )
-        ax.set(
-            title=f"(c) {panel['label']}", xlabel="σ_δ² of the extra noise", ylabel="validation loss", xscale="symlog"
-        )
+            variances, losses = zip(*points, strict=True)
+            ax.plot(variances, losses, "o-", ms=4, color=colour(variant), label=label(variant))
+        ax.set(title=f"(c) {panel['label']}", xlabel="σ_δ² of the extra noise", ylabel="validation loss (EMA)")
         ax.set_xscale("symlog", linthresh=VARIANCES[0])
-        ax.set_yscale("log")
+        ax.set_xticks([0, *VARIANCES], ["0", *(f"{variance:g}" for variance in VARIANCES)])
+        log_scale(ax)
         ax.legend(fontsize=8)

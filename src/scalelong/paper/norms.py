@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio
 from scalelong.experiments.table import plus_minus
 from scalelong.paper.claims import where
-from scalelong.paper.drawing import EXTRA
+from scalelong.paper.drawing import EXTRA, log_scale
 from scalelong.paper.item import Outcome, Table
 from scalelong.paper.trained import Trained
 from scalelong.paper.verdict import Claim, above
@@ -113,5 +113,6 @@ def draw_figure_11(data: dict[str, Any], figure: Figure) -> None:
                     [int(s) for s in steps], [norms[s][i] for s in steps], "o-", ms=3, lw=1, color=shade, label=name
                 )
         ax.axhline(1, color="#999999", ls=":", lw=1)
-        ax.set(title=f"{panel['label']}, no scaling, every seed", xlabel="step", ylabel="‖b_i∘a_i‖", yscale="log")
+        ax.set(title=f"{panel['label']}, no scaling, every seed", xlabel="step", ylabel="‖b_i∘a_i‖")
+        log_scale(ax)
         ax.legend(fontsize=8, ncols=2)

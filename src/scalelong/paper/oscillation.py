@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelong.experiments.statistics import CONFIDENCE, Estimate
 from scalelong.paper.claims import label, means_table, ratio_claims, where
-from scalelong.paper.drawing import colour
+from scalelong.paper.drawing import colour, log_scale
 from scalelong.paper.item import Outcome
 from scalelong.paper.trained import Trained
 from scalelong.paper.verdict import Claim, below
@@ -139,7 +139,8 @@ def draw_figure_1(data: dict[str, Any], figure: Figure) -> None:
         for variant, spreads in panel["by_skip"].items():
             right.plot(range(1, len(spreads) + 1), spreads, "o-", color=colour(variant), label=label(variant))
         right.set(title="oscillation in the second half, mean over seeds", xlabel="long skip i (N: middle block)")
-        right.set(ylabel="std of one-step jumps of log‖h_i‖", yscale="log")
+        right.set(ylabel="std of one-step jumps of log‖h_i‖")
+        log_scale(right)
         right.legend(fontsize=8)
 
 
@@ -147,7 +148,7 @@ def _trace(ax: Axes, lines: list[dict[str, Any]], seed: int) -> None:
     for line in lines:
         if line["seed"] == seed:
             ax.plot(line["steps"], line["norm"], lw=1, color=colour(line["variant"]), label=label(line["variant"]))
-    ax.set(xlabel="step", yscale="log")
+    ax.set(xlabel="step", ylim=(0, None))
 
 
 def draw_figure_12(data: dict[str, Any], figure: Figure) -> None:

@@ -32,6 +32,48 @@ def ends(trained: Trained) -> list[tuple[str, str]]:
     return found
 
 
+def mean_image_distance(trained: Trained) -> float:
+    """tr Σ of the data's features: the Fréchet distance of samples that all are the data's mean."""
+    from scalelong.evaluation.runs import training_reference
+    from scalelong.experiments.distance import build
+
+    spec = trained.study.spec()
+    assert spec is not None
+    config = trained.study.config(trained.study.arms[0])
+    return float(training_reference(config, build(spec.extractor)).features.moments.covariance.trace())
+
+
+def invalid_distance(trained: Trained) -> str | None:
+    """Why distances are not judged, or None: some variant's samples are no images yet."""
+    means = [found.mean for v in trained.variants if (found := trained.mean(v, "frechet")) is not None]
+    if not means or max(means) < (edge := mean_image_distance(trained)):
+        return None
+    return (
+        f"{trained.title}: distances of up to {max(means):.3g} are above {edge:.3g}, that of samples which all are the "
+        "data's mean: the samples are no images yet, and their distances are not judged."
+    )
+
+
+def end_claims(
+    trained: Trained,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    region: Region | None = None,
+    verb: str = "lowers",
+    paper: dict[tuple[str, str], str] | None = None,
+) -> list[Claim]:
+    """The pairs by every measure of a run's end; distances of samples that are no images have no verdict."""
+    claims: list[Claim] = []
+    for key, title in ends(trained):
+        valid = key != "frechet" or invalid_distance(trained) is None
+        claims += ratio_claims(trained, key, title, pairs, region=region, verb=verb, paper=paper, valid=valid)
+    return claims
+
+
+def _warnings(studies: Sequence[Trained]) -> tuple[str, ...]:
+    return tuple(text for trained in studies if (text := invalid_distance(trained)) is not None)
+
+
 def curve_key(trained: Trained) -> str:
     """FID on the way where it was measured, else the validation loss."""
     for key in ("fid", "frechet"):
@@ -80,10 +122,9 @@ def _by_setting(
 ) -> Outcome:
     claims: list[Claim] = []
     for trained in studies:
-        for key, title in ends(trained):
-            claims += ratio_claims(trained, key, title, pairs, verb=verb, region=region)
+        claims += end_claims(trained, pairs, verb=verb, region=region)
     tables = tuple(means_table(trained, ends(trained), "none") for trained in studies)
-    return Outcome(tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]})
+    return Outcome(tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]}, _warnings(studies))
 
 
 def table_1(studies: Sequence[Trained], size: str) -> Outcome:
@@ -91,31 +132,29 @@ def table_1(studies: Sequence[Trained], size: str) -> Outcome:
     tables = []
     for trained in studies:
         printed = PRINTED.get(trained.study.preset, FID)
-        for key, title in reversed(ends(trained)):
-            ratios = {(a, b): f"FID {printed[a]} / {printed[b]}" for a, b in OURS if a in printed and b in printed}
-            claims += ratio_claims(trained, key, title, OURS, paper=ratios)
+        ratios = {(a, b): f"FID {printed[a]} / {printed[b]}" for a, b in OURS}
+        claims += end_claims(trained, OURS, paper=ratios)
         tables.append(means_table(trained, ends(trained), "none", {k: f"FID {v}" for k, v in printed.items()}))
     panels = [_bars(trained) for trained in studies]
     notes = () if size == "paper" else ("The paper's FIDs beside ours are of U-ViT-S/2 on CIFAR-10: another quantity.",)
-    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, notes)
+    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, (*_warnings(studies), *notes))
 
 
 def table_2(studies: Sequence[Trained], size: str) -> Outcome:
     claims: list[Claim] = []
+    same = [(name, "ls") for name in TABLE_2 if "reduction" in name or "activation" in name]
+    better = [(name, "ls-calibration-scalar") for name in ("ls", "ls-calibration-ie")]
+    printed = {(a, b): f"FID {TABLE_2[a]} / {TABLE_2[b]}" for a, b in (*same, *better)}
     for trained in studies:
-        for key, title in ends(trained):
-            same = [(name, "ls") for name in TABLE_2 if "reduction" in name or "activation" in name]
-            printed = {(a, b): f"FID {TABLE_2[a]} / {TABLE_2[b]}" for a, b in same}
-            claims += ratio_claims(trained, key, title, same, verb="hardly moves", region=LIKE, paper=printed)
-            scalar = "ls-calibration-scalar"
-            better = [("ls", scalar), ("ls-calibration-ie", scalar)]
-            printed = {(a, b): f"FID {TABLE_2[a]} / {TABLE_2[b]}" for a, b in better}
-            claims += ratio_claims(trained, key, title, better, paper=printed)
+        claims += end_claims(trained, same, verb="hardly moves", region=LIKE, paper=printed)
+        claims += end_claims(trained, better, paper=printed)
     tables = tuple(
         means_table(trained, ends(trained), "ls", {k: f"FID {v}" for k, v in TABLE_2.items()}) for trained in studies
     )
     note = "Robust: within 5 %. There, the third verdict means that the interval is wider than that."
-    return Outcome(tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]}, (note,))
+    return Outcome(
+        tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]}, (note, *_warnings(studies))
+    )
 
 
 def table_3(studies: Sequence[Trained], size: str) -> Outcome:
@@ -123,22 +162,20 @@ def table_3(studies: Sequence[Trained], size: str) -> Outcome:
     pairs = [(ours, other) for ours in ("cs", "ls") for other in ("stable-0.1", "stable-0.3", "rezero")]
     printed = {(a, b): f"FID {TABLE_3[a]} / {TABLE_3[b]}" for a, b in pairs}
     for trained in studies:
-        for key, title in ends(trained):
-            claims += ratio_claims(trained, key, title, pairs, paper=printed)
+        claims += end_claims(trained, pairs, paper=printed)
     tables = tuple(
         means_table(trained, ends(trained), "none", {k: f"FID {v}" for k, v in TABLE_3.items()}) for trained in studies
     )
-    return Outcome(tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]})
+    return Outcome(tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]}, _warnings(studies))
 
 
 def table_4(studies: Sequence[Trained], size: str) -> Outcome:
     claims: list[Claim] = []
     tables, panels = [], []
     for trained in studies:
-        for key, title in ends(trained):
-            claims += ratio_claims(
-                trained, key, title, [("cs", "cs-reverse")], paper={("cs", "cs-reverse"): "FID-10k 6.65 / 12.26 at 45k"}
-            )
+        claims += end_claims(
+            trained, [("cs", "cs-reverse")], paper={("cs", "cs-reverse"): "FID-10k 6.65 / 12.26 at 45k"}
+        )
         tables.append(means_table(trained, ends(trained), "cs-reverse"))
         panel = _panel(trained, curve_key(trained))
         panels.append(panel)
@@ -151,7 +188,7 @@ def table_4(studies: Sequence[Trained], size: str) -> Outcome:
             (("κ_i = κ^(N−i+1)", *reverse), ("κ_i = κ^(i−1)", *ours)),
         )
     )
-    return Outcome(tuple(claims), tuple(tables), {"panels": panels})
+    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, _warnings(studies))
 
 
 def _on_the_way(trained: Trained, panel: dict[str, Any]) -> Table:

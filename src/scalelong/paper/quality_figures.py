@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from scalelong.paper.claims import label
-from scalelong.paper.drawing import colour
+from scalelong.paper.drawing import colour, log_scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,8 @@ def draw_curves(data: dict[str, Any], figure: Figure) -> None:
             for k, line in enumerate(x for x in panel["lines"] if x["variant"] == variant):
                 name = label(variant) if k == 0 else None
                 left.plot(line["steps"], line["values"], lw=1, color=colour(variant), label=name)
-        left.set(title=panel["label"], xlabel="step", ylabel=panel["title"], yscale="log")
+        left.set(title=panel["label"], xlabel="step", ylabel=panel["title"])
+        log_scale(left)
         for variant in variants[1:]:
             steps, changes = against(panel["lines"], variant, variants[0])
             right.plot(steps, changes, "o-", ms=3, color=colour(variant), label=label(variant))

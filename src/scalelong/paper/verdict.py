@@ -7,7 +7,11 @@ variants are compared (same data order, noise and initial weights).
     agrees                            the whole interval lies inside the region
     disagrees                         the whole interval lies outside of it
     no difference seen at this size   the interval reaches over the region's edge
-    no verdict                        there is no interval: fewer than two seeds, or the item has not been run
+    no verdict                        there is no interval: fewer than two seeds, or samples that are no images
+
+A distance is judged only where it is below tr Σ of the data's features, the distance of samples that all are the
+data's mean: above it, samples are no images and their distance says nothing. (This sentence was added when the first
+samples of the campaign had been looked at. It withholds verdicts and gives none.)
 
 Nothing is left out or run again because of what it shows. Intervals are not corrected for their number: of
 twenty claims without an effect, one leaves "no difference seen" by chance.
