@@ -66,6 +66,12 @@ def test_judging_without_runs_is_an_error(tmp_path):
         typed("table-4", "--no-train", "--runs", tmp_path, "--out", tmp_path)
 
 
+def test_all_goes_on_past_what_cannot_be_run_and_tells_by_its_exit_code(tmp_path):
+    ended = typed("all", "--no-train", "--runs", tmp_path, "--out", tmp_path)
+    assert ended.exit_code == 1
+    assert ended.stderr.count("is finished in") == len(ITEMS)
+
+
 def test_the_page_is_written_where_the_documentation_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "docs/paper.md" in typed("page").stdout.replace("\\", "/")

@@ -61,14 +61,28 @@ def paper(
 
         typer.echo(f"page: {write_page(out, PAGE)}")
     elif item == "all":
-        for one in ITEMS.values():
-            _do(one, options, dry_run, json)
+        _all(list(ITEMS.values()), options, dry_run, json)
     else:
         try:
             found = find_item(item)
         except ValueError:
             raise unknown("item", item, [*ITEMS, *WORDS]) from None
         _do(found, options, dry_run, json)
+
+
+def _all(items: list[Item], options: Options, dry_run: bool, json: bool) -> None:
+    """One after the other; what cannot be run does not stop the rest, and the exit code tells."""
+    from scalelong.errors import ScaleLongError
+
+    failed = False
+    for item in items:
+        try:
+            _do(item, options, dry_run, json)
+        except ScaleLongError as error:
+            typer.echo(f"error: {error}", err=True)
+            failed = True
+    if failed:
+        raise typer.Exit(1)
 
 
 def _do(item: Item, options: Options, dry_run: bool, json: bool) -> None:
