@@ -6,11 +6,13 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from scalelong.errors import ScaleLongError
+
+FIGURES = (".png", ".svg", ".pdf")  # what figures are written as
 
 
 def cache_dir() -> Path:
@@ -56,6 +58,20 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
         fsync_path(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def check_target(path: Path | str, *, suffixes: Sequence[str] = (), folder: bool = False) -> None:
+    """Say at once, not after the work is done, that nothing can be written to `path` (a folder, where `folder`)."""
+    path = Path(path)
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ScaleLongError(f"{path} ends in {path.suffix!r}; these are written: {', '.join(suffixes)}")
+    if path.exists() and path.is_dir() != folder:
+        raise ScaleLongError(f"{path} is a file; give a folder" if folder else f"{path} is a folder; give a file")
+    above = next(place for place in (path, *path.absolute().parents) if place.exists() and (folder or place != path))
+    try:
+        tempfile.TemporaryFile(dir=above).close()
+    except OSError as error:
+        raise ScaleLongError(f"{path} cannot be written: {above}: {error.strerror}") from error
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -127,7 +127,7 @@ def test_comparison_ranks_and_refuses(capsys, folders, tmp_path):
         (["nowhere"], "nowhere is not a run folder"),
         (["--compare"], "at least 2 evaluations"),
         (["--vary", "n", "a"], "--vary goes with --compare"),
-        (["nowhere", "nothing", "--compare"], "nowhere cannot be read"),
+        (["nowhere", "nothing", "--compare"], "nowhere is not there"),
         (["--images", "EMPTY", "--reference", "."], "holds no images"),
     ],
 )

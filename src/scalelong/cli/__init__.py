@@ -53,6 +53,8 @@ def _sentence(error: Exception) -> str:
     from scalelong.errors import MissingExtraError, ScaleLongError, one_line, out_of_memory
 
     said = one_line(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return one_line(f"{error.filename}: {error.strerror}")
     if isinstance(error, (ScaleLongError, MissingExtraError, OSError)):
         return said or type(error).__name__
     if out_of_memory(error):

@@ -29,8 +29,12 @@ def bench(
     """
     from scalelong.bench.growth import save_growth
     from scalelong.bench.suite import bench as run
-    from scalelong.files import write_text
+    from scalelong.files import FIGURES, check_target, write_text
 
+    if out is not None:
+        check_target(out)
+    if plot is not None:
+        check_target(plot, suffixes=FIGURES)
     report = run(sections or None, rounds, growth or plot is not None)
     if plot is not None:
         save_growth(report.growth, plot)

@@ -123,7 +123,10 @@ def info(
     from scalelong.data import CATALOG, ImageData, prepared
     from scalelong.data.prepare import resolve
     from scalelong.errors import ScaleLongError
+    from scalelong.files import check_target
 
+    if grid is not None:
+        check_target(grid, suffixes=(".png",))
     origin = resolve(name)
     entries = [entry for entry in prepared() if entry["name"] == origin.name]
     opened = [ImageData(entry["folder"]) for entry in entries]

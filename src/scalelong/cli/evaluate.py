@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from scalelong.evaluation import Comparison, Evaluation
 
 
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
 def evaluate(
     runs: Annotated[
         list[Path] | None,
@@ -25,7 +28,7 @@ def evaluate(
     reference: Annotated[
         str | None,
         typer.Option(
-            help="A folder of images, a dataset with its split and number of images (cifar10:train:10000), a file of "
+            help="A folder of images, a dataset with its split and number of images (cifar10:test:10000), a file of "
             "statistics (.safetensors, or .npz with mu and sigma). Default: what the run was trained on."
         ),
     ] = None,
@@ -64,6 +67,7 @@ def evaluate(
       scalelong evaluate runs/a runs/b --compare
     """
     from scalelong.errors import ScaleLongError
+    from scalelong.files import check_target
 
     targets = runs or []
     if compare:
@@ -75,6 +79,10 @@ def evaluate(
         raise ScaleLongError("--vary goes with --compare")
     if len(targets) != (1 if images is None else 0):
         raise ScaleLongError("give one run folder, or --images with --reference, or several runs with --compare")
+    if batch_size < 1 or (n is not None and n < 1):
+        raise ScaleLongError(f"--n and --batch-size are at least 1, not {n} and {batch_size}")
+    if out is not None:
+        check_target(out)
     device, first = _join(device)
     if images is not None:
         if reference is None:
@@ -133,11 +141,15 @@ def _request(
     batch_size: int,
     precision: str,
 ) -> Any:
+    from scalelong.diffusion import get_process
+    from scalelong.diffusion.samplers import get_sampler
+    from scalelong.errors import unknown
     from scalelong.training.generate import Request
     from scalelong.training.run import Run
 
-    defaults = Run(run).config().sample
-    return Request(
+    config = Run(run).config()
+    defaults = config.sample
+    request = Request(
         n=10_000 if n is None else n,
         sampler=sampler or defaults.sampler,
         steps=steps if steps is not None or sampler is not None else defaults.steps,
@@ -146,6 +158,12 @@ def _request(
         batch_size=batch_size,
         precision=precision,
     )
+    # What is wrong is told now, not when the reference has been made.
+    chosen = get_sampler(request.sampler)
+    chosen.check(get_process(config.diffusion.process), chosen.evaluations(request.steps))
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    return request
 
 
 def _join(device: str | None) -> tuple[str | None, bool]:
@@ -163,8 +181,9 @@ def _on_device(extractor: str, weights: Path | None, device: str | None) -> Any:
     from scalelong.evaluation import build_extractor
     from scalelong.training.generate import best_device
 
+    here = best_device(device)  # before an extractor is fetched
     network: Any = build_extractor(extractor, weights)
-    return network.to(best_device(device))
+    return network.to(here)
 
 
 def _compare(targets: list[Path], vary: str | None, json: bool) -> None:
@@ -198,6 +217,7 @@ def _comparison_json(comparison: Comparison, evaluations: dict[str, Evaluation])
 def print_evaluation(evaluation: Evaluation) -> None:
     """The figures and the card as a table."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     card, made = evaluation.card, evaluation.card.generation
@@ -211,8 +231,8 @@ def print_evaluation(evaluation: Evaluation) -> None:
         rows.append(("KID", kid + (spread if evaluation.kid_spread is not None else "")))
     rows += [
         ("N", f"{card.n:,}"),
-        ("images", f"{card.images}, {'×'.join(map(str, card.image))} \\[{card.content[:12]}]"),
-        ("reference", f"{reference.name}{split}, {of} \\[{reference.content[:20]}]"),
+        ("images", f"{card.images}, {'×'.join(map(str, card.image))} [{card.content[:12]}]"),
+        ("reference", f"{reference.name}{split}, {of} [{reference.content[:20]}]"),
         ("extractor", f"{card.extractor}, {card.width} features of rank {card.rank}, weights {card.weights[:12]}"),
         ("resize", card.resize),
     ]
@@ -230,8 +250,8 @@ def print_evaluation(evaluation: Evaluation) -> None:
     rows.append(("time", f"{card.seconds:,.0f} s in {card.processes} process(es), {card.created}"))
     table = Table(show_header=False)
     for name, value in rows:
-        table.add_row(name, value)
-    console = Console()
+        table.add_row(escape(name), escape(value))
+    console = Console(emoji=False)
     console.print(table)
     for note in card.notes:
         console.print(f"• {note}", highlight=False, markup=False)
@@ -247,9 +267,10 @@ def _figure(value: float, interval: Any) -> str:
 
 def _print_comparison(comparison: Comparison, evaluations: dict[str, Evaluation]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    console = Console(emoji=False)
     table = Table()
     metric = evaluations[comparison.ranking[0]].card.metric
     for column in ("", "evaluation", metric, "95% interval", "KID"):
@@ -259,7 +280,7 @@ def _print_comparison(comparison: Comparison, evaluations: dict[str, Evaluation]
         interval = found.frechet_interval
         between = f"{interval.low:.4f} … {interval.high:.4f}" if interval else ""
         kid = "" if found.kid is None else f"{found.kid:.3g}"
-        table.add_row(str(place), name, f"{found.frechet:.4f}", between, kid)
+        table.add_row(str(place), escape(name), f"{found.frechet:.4f}", between, kid)
     console.print(table)
     for better, worse in comparison.overlapping:
         console.print(f"• the intervals of {better} and {worse} overlap: their order may be chance", markup=False)

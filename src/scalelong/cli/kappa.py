@@ -25,7 +25,9 @@ def kappa(
     image_size: Annotated[int | None, typer.Option(help="Crop and resize the images to this first.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many (image, time, noise) to measure.")] = 50_000,
     seed: Annotated[int, typer.Option(help="Of the choice of images, times and noise.")] = 0,
-    figure: Annotated[Path | None, typer.Option(help="Write Fig. 3a and 3b for these data here (.png, .svg).")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Write Fig. 3a and 3b for these data here (.png, .svg, .pdf).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Propose kappa for CS from a dataset's ‖ε‖²/‖x_t‖² and the number of long skips (Section 4.1).
@@ -33,8 +35,11 @@ def kappa(
     Example: scalelong kappa --data cifar10 --skips 6
     """
     from scalelong.data import load
+    from scalelong.files import FIGURES, check_target
     from scalelong.stability.kappa import estimate_kappa
 
+    if figure is not None:
+        check_target(figure, suffixes=FIGURES)
     images = load(data, split="train", image_size=image_size).images
     estimate = estimate_kappa(images, num_skips=skips, process=process, samples=samples, seed=seed)
     if figure is not None:
@@ -51,10 +56,13 @@ def kappa(
 
 def _print(estimate: KappaEstimate, data: str) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
-    table = Table(title=f"‖ε‖²/‖x_t‖² of {data}, {estimate.process}, {estimate.samples} samples", title_justify="left")
+    console = Console(emoji=False)
+    table = Table(
+        title=f"‖ε‖²/‖x_t‖² of {escape(data)}, {estimate.process}, {estimate.samples} samples", title_justify="left"
+    )
     for column in ("mean", "of means", "< 5", *(f"{level:.0%}" for level in estimate.quantiles)):
         table.add_column(column, justify="right")
     quantiles = [f"{value:.2f}" for value in estimate.quantiles.values()]

@@ -36,9 +36,12 @@ def robustness(
 
     Example: scalelong robustness runs/digits-cs-0.7-seed0 --out robustness.png
     """
+    from scalelong.files import FIGURES, check_target
     from scalelong.stability.robustness import FILE, VARIANCES, measure_run, save
     from scalelong.training.run import load_run
 
+    if out is not None:
+        check_target(out, suffixes=FIGURES)
     trained = load_run(run)
     network = None
     if samples:
@@ -64,10 +67,11 @@ def robustness(
 def _print(result: Robustness) -> None:
     from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
-    title = f"{result.run}, step {result.step}: extra noise δ at the input, {result.images} images"
+    console = Console(emoji=False)
+    title = f"{escape(result.run)}, step {result.step}: extra noise δ at the input, {result.images} images"
     console.print(f"[bold]{title}[/]", highlight=False)
     table = Table(box=box.SIMPLE_HEAD)
     names = ["σ_δ²", "change of ε̂", "gain", "loss", *(["distance"] if result.distances else [])]
@@ -91,7 +95,7 @@ def _print(result: Robustness) -> None:
         console.print(f"\n[bold]{title}[/]", highlight=False)
         console.print(_lipschitz(result))
     for note in result.notes:
-        console.print(f"note: {note}", highlight=False)
+        console.print(f"note: {note}", highlight=False, markup=False)
 
 
 def _lipschitz(result: Robustness) -> object:

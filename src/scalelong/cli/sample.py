@@ -45,13 +45,15 @@ def sample(
 
     from scalelong.data.grid import save_grid
     from scalelong.errors import ScaleLongError
-    from scalelong.files import atomic_file
+    from scalelong.files import atomic_file, check_target
     from scalelong.progress import track
     from scalelong.training.generate import Request, best_device, generate
     from scalelong.training.run import load_run
 
     if n < 1 or batch_size < 1:
         raise ScaleLongError(f"--n and --batch-size are at least 1, not {n} and {batch_size}")
+    if out is not None:
+        check_target(out, folder=out.suffix.lower() != ".png")
     trained = load_run(run)
     defaults = trained.config.sample
     request = Request(

@@ -35,9 +35,12 @@ def theory(
 
     Example: scalelong theory --out theory.png
     """
+    from scalelong.files import FIGURES, check_target
     from scalelong.stability.theory import measure_theory
     from scalelong.stability.theory.verdicts import verdicts
 
+    if out is not None:
+        check_target(out, suffixes=FIGURES)
     report = measure_theory(seeds=seeds, width=width, skips=skips, depth=depth, kappa=kappa)
     found = verdicts(report)
     if out is not None:

@@ -42,8 +42,11 @@ def train(
 
       accelerate launch -m scalelong train cifar10-uvit-s --scaling ls
     """
+    from scalelong.errors import ScaleLongError
     from scalelong.training.choose import choose, default_out
 
+    if kappa is not None and scaling not in (None, "cs", "cs-reverse", "uniform"):
+        raise ScaleLongError(f"--kappa {kappa:g} is for cs, cs-reverse and uniform; scaling {scaling!r} has no κ")
     config = choose(
         preset, scaling=scaling, kappa=kappa, data=data, steps=steps, batch_size=batch_size, seed=seed,
         settings=settings or [],

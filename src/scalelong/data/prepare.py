@@ -74,7 +74,9 @@ def resolve(name: str | Path) -> Origin:
     if isinstance(name, str) and name in CATALOG:
         return Origin(name, spec=CATALOG[name])
     if text.startswith("hf:"):
-        target = text.removeprefix("hf:")
+        target = text.removeprefix("hf:").strip()
+        if not target:
+            raise ScaleLongError("hf: is followed by the name of a Hugging Face dataset (owner/name) or a saved folder")
         path = Path(target).expanduser()
         return Origin(shown(text), path=path) if path.is_dir() else Origin(shown(text), hub=target)
     path = Path(text).expanduser()

@@ -79,7 +79,9 @@ class Evaluation:
         """Read an evaluation.json."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+        except FileNotFoundError:
+            raise ScaleLongError(f"{path} is not there; scalelong evaluate RUN writes it") from None
+        except (OSError, ValueError, RecursionError) as error:
             raise ScaleLongError(f"{path} cannot be read as an evaluation: {error}") from None
 
 

@@ -70,7 +70,7 @@ class Live:
 
             self._live = RichLive(
                 get_renderable=self._table,
-                console=Console(stderr=True),
+                console=Console(stderr=True, emoji=False),
                 refresh_per_second=4,
                 vertical_overflow="visible",
             )

@@ -14,6 +14,7 @@ from scalelong.training.choose import choose, scaling_label
 from scalelong.training.config import Config, differences
 
 SCALINGS = "none,uniform,cs,ls"
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,15 @@ def parse_seeds(words: str) -> tuple[int, ...]:
     """`3` → seeds 0, 1, 2; `4,7` or `4,` → these."""
     text = words.strip()
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() for part in parts):
+    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts):
         raise ScaleLongError(f"--seeds is a number of seeds, or seeds with commas between them, not {words!r}")
     numbers = [int(part) for part in parts]
     if "," in text:
+        if max(numbers) >= 2**63:
+            raise ScaleLongError(f"a seed is less than 2**63, not {max(numbers)}")
         return tuple(dict.fromkeys(numbers))
-    if numbers[0] < 1:
-        raise ScaleLongError("--seeds is at least 1, not 0")
+    if not 1 <= numbers[0] <= MOST_SEEDS:
+        raise ScaleLongError(f"--seeds is 1 … {MOST_SEEDS}, or the seeds themselves (4,7), not {numbers[0]}")
     return tuple(range(numbers[0]))
 
 

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from scalelong.errors import ScaleLongError
 from scalelong.experiments.comparison import Comparison, summarise
 from scalelong.experiments.distance import read_distance, read_on_the_way
 from scalelong.experiments.measures import measure
-from scalelong.files import write_text
+from scalelong.files import check_target, write_text
 from scalelong.report import cards, sections
 from scalelong.report.charts import charts, looks
 from scalelong.report.findings import findings
@@ -33,8 +32,7 @@ SCRIPTS = ("draw.js", "lines.js", "forest.js", "page.js")  # in one scope, in th
 def write_report(paths: Sequence[Path | str], out: Path | str) -> Path:
     """Read run folders (or the folder of a comparison) and write the page."""
     out = Path(out)
-    if out.is_dir():
-        raise ScaleLongError(f"{out} is a folder; give a file, such as {out / 'report.html'}")
+    check_target(out)
     page = render(read_runs(paths))
     write_text(out, page)
     return out

@@ -85,7 +85,13 @@ def measure_run(
     from scalelong.diffusion.process import get_process
     from scalelong.models.denoiser import Denoiser
 
-    counts = {"images": (images, 1), "draws": (draws, 1), "bins": (bins, 1), "points": (points, 0)}
+    counts = {
+        "images": (images, 1),
+        "draws": (draws, 1),
+        "bins": (bins, 1),
+        "points": (points, 0),
+        "samples": (samples, 0),
+    }
     for name, (value, least) in counts.items():
         if value < least:
             raise ScaleLongError(f"{name} is at least {least}, not {value}")

@@ -30,12 +30,12 @@ class Display:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[figures]}"),
                 TimeRemainingColumn(compact=True),
-                console=Console(stderr=True),
+                console=Console(stderr=True, emoji=False),
             )
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.steps, completed=self._done, figures="")

@@ -14,9 +14,11 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from scalelong.errors import ScaleLongError, require
+from scalelong.files import check_target
 from scalelong.notices import kappa_notices
 from scalelong.scaling import FixedScaling, NoScaling, parse_scaling
 from scalelong.skips import find_sites
@@ -42,6 +44,7 @@ class Result:
 def train(config: Config, out: Path | str, *, quiet: bool = False) -> Result:
     """Train `config` in the folder `out`, or go on with the run that is there."""
     run = Run(out)
+    check_target(run.folder, folder=True)
     with in_sentences(config, run.folder, run.checkpoints):
         trainer = Trainer(config, Examples(config, config.data.split))
         main = trainer.accelerator.is_main_process
@@ -146,6 +149,8 @@ class _Observers:
 
             trainer.watch = watch(trainer, self.held_out, run, display)
 
+        if config.sample.n and trainer.accelerator.is_main_process:
+            self._grid(1)  # what is wrong with the settings of sampling is said now, not after hours of training
         self.evaluation = None
         if config.evaluate.every:
             from scalelong.evaluation.during import TrainingEvaluation
@@ -175,12 +180,21 @@ class _Observers:
 
     def _sample(self, step: int) -> None:
         from scalelong.data.grid import save_grid
+
+        try:
+            images = np.concatenate(list(self._grid(self.trainer.config.sample.n)))
+        except ScaleLongError as error:  # a young network may diverge in sampling: that must not end its training
+            self.display.say(f"step {step}: no samples: {error}")
+            return
+        save_grid(images, self.run.samples / f"step-{step:08d}.png")
+
+    def _grid(self, n: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """Batches of samples. Settings are checked here, before the first batch is asked for."""
         from scalelong.training.generate import Request, generate
 
         trainer, s = self.trainer, self.trainer.config.sample
-        request = Request(n=s.n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)
-        images = np.concatenate(list(generate(trainer.ema.net, trainer.config, trainer.examples.facts(), request)))
-        save_grid(images, self.run.samples / f"step-{step:08d}.png")
+        request = Request(n=n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)
+        return generate(trainer.ema.net, trainer.config, trainer.examples.facts(), request)
 
 
 def _validation(config: Config) -> Examples | None:
