@@ -115,7 +115,8 @@ def _body(result: dict[str, Any], folder: str, alt: str) -> str:
         lines += [f"|{'---|' * len(table['columns'])}"]
         lines += [f"| {' | '.join(_cell(c) for c in row)} |" for row in table["rows"]] + [""]
     lines += [f"{note}\n" for note in result["notes"]]
-    lines.append(f"Processor time of its runs: {result['processor_minutes']:g} min.\n")
+    if result["processor_minutes"] is not None:
+        lines.append(f"Processor time of its runs: {result['processor_minutes']:g} min.\n")
     return "\n".join(lines)
 
 

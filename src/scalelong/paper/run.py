@@ -89,7 +89,7 @@ def run_item(item: Item, options: Options) -> dict[str, Any]:
         "studies": [
             {"name": t.study.name, "steps": t.steps, "seeds": list(t.seeds), "variants": list(t.variants)} for t in read
         ],
-        "processor_minutes": round(_minutes(present), 1),
+        "processor_minutes": _minutes(present),
         "claims": [claim.to_dict() for claim in outcome.claims],
         "verdicts": {v: sum(claim.verdict == v for claim in outcome.claims) for v in VERDICTS},
         "tables": [table.to_dict() for table in outcome.tables],
@@ -138,5 +138,7 @@ def train_study(study: Study, options: Options) -> list[str]:
     return [f"{study.name}/{e.job.name} {e.reason()}" for e in result.failures]
 
 
-def _minutes(read: Sequence[Trained]) -> float:
-    return sum(run.values.get("cpu_seconds", 0.0) for trained in read for run in trained.runs) / 60
+def _minutes(read: Sequence[Trained]) -> float | None:
+    """Processor minutes of all runs; None where one of them does not tell."""
+    seconds = [run.values.get("cpu_seconds") for trained in read for run in trained.runs]
+    return None if None in seconds else round(sum(s for s in seconds if s is not None) / 60, 1)
