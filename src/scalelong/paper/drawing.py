@@ -22,7 +22,7 @@ _KINDS = {
     "stable": "#CC79A7",
     "rezero": "#56B4E9",
 }
-EXTRA = ("#CC79A7", "#56B4E9", "#F0E442", "#D55E00", "#999999", "#0072B2")
+EXTRA = ("#CC79A7", "#56B4E9", "#009E73", "#D55E00", "#999999", "#0072B2")
 
 
 def colour(variant: str) -> str:
