@@ -67,7 +67,10 @@ def test_ddpm_is_their_ddpm_scheduler_given_its_noise(name, steps):
 @pytest.mark.parametrize("steps", [1, 2, 10, 20, 50])
 def test_dpm_solver_plus_plus_is_their_multistep_scheduler(name, steps):
     scheduler = DPMSolverMultistepScheduler(**NAMED[name], timestep_spacing="trailing")
-    torch.testing.assert_close(ours("dpm-solver++", name, steps), theirs(scheduler, name, steps), rtol=1e-5, atol=1e-5)
+    # Their tables are float32, and one step from t = 1000 divides by an α of 0.006: 2e-5 there.
+    tolerance = 1e-4 if steps == 1 else 1e-5
+    found, expected = ours("dpm-solver++", name, steps), theirs(scheduler, name, steps)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["vp", *NAMED])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import CDLL
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ def attention(qkv: Tensor, heads: int) -> Tensor:
     """softmax(q·kᵀ/√d)·v of every head: (B, L, 3D) → (B, L, D), q, k and v beside each other, heads inside."""
     loaded = library() if usable(qkv) else None
     if loaded is not None and qkv.shape[1] <= LONGEST and (qkv.shape[2] // 3 // heads) % loaded.width() == 0:
-        return _Attention.apply(qkv, heads)
+        if torch.is_grad_enabled() and qkv.requires_grad:
+            return _Attention.apply(qkv, heads)
+        return _forward(loaded, qkv, heads)[0]
     return by_torch(qkv, heads)
 
 
@@ -36,6 +39,15 @@ def by_formula(qkv: Tensor, heads: int) -> Tensor:
     return (weights @ v).transpose(1, 2).reshape(B, L, D)
 
 
+def _forward(loaded: CDLL, qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The result and the log-sum-exp of each row of scores, (B, heads, L)."""
+    B, L, D = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    out, logs = qkv.new_empty(B, L, D), qkv.new_empty(B, heads, L)
+    places = [tensor.data_ptr() for tensor in (qkv, out, logs)]
+    loaded.attention_forward(*places, B, L, heads, D // heads, torch.get_num_threads())
+    return out, logs
+
+
 class _Attention(torch.autograd.Function):
     """No copies of q, k, v, and none of the probabilities: the backward pass works them out again."""
 
@@ -43,11 +55,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, qkv: Tensor, heads: int) -> Tensor:
         loaded = library()
         assert loaded is not None
-        B, L, D = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-        out, logs = qkv.new_empty(B, L, D), qkv.new_empty(B, heads, L)
-        loaded.attention_forward(
-            qkv.data_ptr(), out.data_ptr(), logs.data_ptr(), B, L, heads, D // heads, torch.get_num_threads()
-        )
+        out, logs = _forward(loaded, qkv, heads)
         ctx.heads = heads
         ctx.save_for_backward(qkv, out, logs)
         return out

@@ -15,18 +15,26 @@ class GELU(nn.GELU):
     """torch's, by a kernel where that may be used: x·Φ(x), with an error of the size of torch's own."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return _Gelu.apply(input) if self.approximate == "none" and usable(input) else super().forward(input)
+        if self.approximate != "none" or not usable(input):
+            return super().forward(input)
+        if torch.is_grad_enabled() and input.requires_grad:
+            return _Gelu.apply(input)
+        return _forward(input)
+
+
+def _forward(x: Tensor) -> Tensor:
+    loaded = library()
+    assert loaded is not None
+    y = torch.empty_like(x)
+    loaded.gelu_forward(x.data_ptr(), y.data_ptr(), x.numel(), torch.get_num_threads())
+    return y
 
 
 class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        loaded = library()
-        assert loaded is not None
-        y = torch.empty_like(x)
-        loaded.gelu_forward(x.data_ptr(), y.data_ptr(), x.numel(), torch.get_num_threads())
         ctx.save_for_backward(x)
-        return y
+        return _forward(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Tensor:

@@ -8,6 +8,7 @@ and a step of order k takes the Taylor terms of ε̂ below k from k evaluations 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, expm1
 
 import numpy as np
@@ -51,10 +52,11 @@ class _Point:
     log_alpha: float
     sigma: float
 
-    @classmethod
-    def at(cls, process: Process, lambda_: float) -> _Point:
+    @staticmethod
+    @lru_cache(maxsize=4096)  # every batch meets the same points
+    def at(process: Process, lambda_: float) -> _Point:
         t = float(process.inverse_lambda(lambda_))
-        return cls(lambda_, t, 0.5 * float(process.log_alpha_bar(t)), float(process.sigma(t)))
+        return _Point(lambda_, t, 0.5 * float(process.log_alpha_bar(t)), float(process.sigma(t)))
 
 
 def _first(x: Tensor, eps: Tensor, start: _Point, end: _Point) -> Tensor:

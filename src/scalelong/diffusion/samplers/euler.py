@@ -8,6 +8,8 @@ on the times {0} ∪ linspace(1e-3, 1, N), as the paper's pixel-space results; t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -42,15 +44,34 @@ def _euler(
     eps_fn: EpsFn, x_T: Tensor, process: Process, steps: int, noise: NoiseFn | None, callback: Callback | None
 ) -> Tensor:
     assert isinstance(process, VPSDE)  # Sampler.check has seen to it
-    share = 0.5 if noise is None else 1.0  # of β·ε̂/σ in the drift
-    times = euler_grid(steps)
     x = x_T
-    for index, (t, t_next) in enumerate(pairwise(times)):
-        eps = eps_fn(x, times_of(x, t))
+    for index, step in enumerate(_plan(process, steps, noise is not None)):
+        eps = eps_fn(x, times_of(x, step.t))
         if callback is not None:
-            callback(State(index, t, x, eps))
-        noise_rate, dt = float(process.beta(t)), t - t_next
-        x = (1.0 + 0.5 * noise_rate * dt) * x - (share * noise_rate * dt / float(process.sigma(t))) * eps
-        if noise is not None and t_next > 0.0:
-            x = x + (noise_rate * dt) ** 0.5 * noise(index)
+            callback(State(index, step.t, x, eps))
+        x = step.keep * x - step.drift * eps
+        if noise is not None and step.noise:
+            x = x + step.noise * noise(index)
     return x
+
+
+@dataclass(frozen=True)
+class _Step:
+    """x ← keep·x − drift·ε̂ + noise·N(0, I), from t."""
+
+    t: float
+    keep: float
+    drift: float
+    noise: float
+
+
+@lru_cache(maxsize=8)
+def _plan(process: VPSDE, steps: int, stochastic: bool) -> list[_Step]:
+    share = 1.0 if stochastic else 0.5  # of β·ε̂/σ in the drift
+    plan = []
+    for t, t_next in pairwise(euler_grid(steps)):
+        noise_rate, dt = float(process.beta(t)), t - t_next
+        drift = share * noise_rate * dt / float(process.sigma(t))
+        noise = (noise_rate * dt) ** 0.5 if stochastic and t_next > 0.0 else 0.0
+        plan.append(_Step(t, 1.0 + 0.5 * noise_rate * dt, drift, noise))
+    return plan
