@@ -1,9 +1,12 @@
 """Whatever is given as a config, a setting, a scaling, data or a prompt: it works, or one sentence says why not."""
 
 import json
+import os
 import random
 import resource
 import shutil
+import struct
+import zlib
 from contextlib import suppress
 
 import numpy as np
@@ -161,7 +164,7 @@ def test_the_command_line_refuses_in_one_line(capsys, tmp_path):
 
 
 def bounded():
-    """No more than 3 GB, so that a size out of a fuzzer's hat does not take the machine down."""
+    """No more than 6 GB, so that a size out of a fuzzer's hat does not take the machine down."""
     resource.setrlimit(resource.RLIMIT_AS, (6 << 30, resource.RLIM_INFINITY))
 
 
@@ -172,13 +175,14 @@ def try_setting(key, value, folder, log):
         from scalelong.cli import main
 
         bounded()
-        chosen = {**TINY, "train.steps": 1, "sample.steps": 2, key: value}
+        cheap = {"evaluate.n": 2, "evaluate.extractor": "efficientnet-lite0"}
+        chosen = {**TINY, "train.steps": 1, "sample.steps": 2, **cheap, key: value}
         with warnings_as_before():
             main(
                 ["train", "digits", f"--out={folder}", "-q", *(f"--set={name}={word}" for name, word in chosen.items())]
             )
 
-    code = finish(action, log, timeout=60)
+    code = finish(action, log, timeout=120)
     if code != 0:
         check_sentence(code, log.read_text(errors="replace"))
     return code
@@ -197,7 +201,7 @@ def accepted_settings():
 
 
 def test_some_settings_that_pass_do_train_or_are_refused(tmp_path, imported):
-    for k, (key, word) in enumerate(random.Random(0).sample(list(accepted_settings()), 4)):
+    for k, (key, word) in enumerate(random.Random(0).sample(list(accepted_settings()), 3)):
         try_setting(key, word, tmp_path / str(k), tmp_path / "log")
 
 
@@ -218,6 +222,19 @@ def test_many_settings_that_pass_do_train_or_are_refused(tmp_path, imported, not
 # ------------------------------------------------------------------------------------------------------ data
 
 
+def write_bomb(path, side):
+    """A black picture that is small as a file and takes the memory of a machine when it is opened."""
+    row = bytes(1 + side // 8)
+    packer = zlib.compressobj(1)
+    packed = b"".join(packer.compress(row * 100) for _ in range(side // 100)) + packer.flush()
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    with open(path, "wb") as file:
+        file.write(b"\x89PNG\r\n\x1a\n")
+        for kind, content in ((b"IHDR", header), (b"IDAT", packed), (b"IEND", b"")):
+            check = struct.pack(">I", zlib.crc32(kind + content))
+            file.write(struct.pack(">I", len(content)) + kind + content + check)
+
+
 def write_pictures(folder):
     """Kinds of files that people have in their folders."""
     folder.mkdir()
@@ -227,7 +244,7 @@ def write_pictures(folder):
     colour.convert("CMYK").save(folder / "cmyk.jpg")
     Image.fromarray(rng.integers(0, 65535, (12, 12), dtype=np.uint16)).save(folder / "sixteen.png")
     colour.save(folder / "moving.gif", save_all=True, append_images=[colour.rotate(90), colour.rotate(180)])
-    Image.new("1", (30_000, 30_000)).save(folder / "huge.png")
+    write_bomb(folder / "huge.png", 30_000)
     colour.save(folder / "mislabelled.jpg", format="PNG")
     whole = (folder / "good.png").read_bytes()
     (folder / "broken.png").write_bytes(whole[: len(whole) // 2])
@@ -235,6 +252,11 @@ def write_pictures(folder):
     (folder / "text.png").write_text("not a picture")
     (folder / "pickle.png").write_bytes(b"\x80\x04\x95" + bytes(40))
     (folder / "eps.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n(%pipe%touch owned) run\n")
+    os.mkfifo(folder / "pipe.png")
+    os.symlink("/dev/zero", folder / "zeros.png")
+    os.symlink("round.png", folder / "round.png")
+    os.symlink("nowhere", folder / "gone.png")
+    (folder / "long.png").write_bytes(whole + bytes(1 << 20))
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -243,20 +265,20 @@ def test_each_strange_picture_is_used_or_named(capsys, tmp_path, note):
     for name in names:
         folder = tmp_path / name.replace(".", "-")
         folder.mkdir()
-        shutil.copy(tmp_path / "all" / name, folder / name)
+        os.rename(tmp_path / "all" / name, folder / name)
         code, err = command_line(capsys, "data", "prepare", folder, "--image-size=8")
         if code:
             check_sentence(code, err, name)
         outcomes[name] = code
-    assert outcomes["good.png"] == 0
-    for bad in ("huge.png", "broken.png", "zero.png", "text.png", "pickle.png", "eps.png"):
-        assert outcomes[bad] == 1, bad
+        os.rename(folder / name, tmp_path / "all" / name)
+    used = {name for name, code in outcomes.items() if code == 0}
+    assert used == {"good.png", "mislabelled.jpg", "long.png"}, outcomes
     code, err = command_line(capsys, "data", "prepare", tmp_path / "all", "--image-size=8", "--skip-bad")
     assert code == 0, err
     assert len(load(str(tmp_path / "all"), image_size=8, skip_bad=True)) == sum(code == 0 for code in outcomes.values())
     note(
         "strange input",
-        "broken, huge, animated, CMYK, 16-bit, zero-byte, mislabelled pictures",
+        "broken, huge, animated, CMYK, 16-bit, zero-byte, mislabelled pictures, pipes, devices, links",
         2 * len(names),
         "used, or named in a sentence; with --skip-bad the rest is used",
     )

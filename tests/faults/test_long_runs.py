@@ -71,9 +71,9 @@ def test_a_million_lines_open_resume_and_report_in_seconds(tmp_path, note):
     seconds = {}
 
     def timed(name, action):
-        started = time.perf_counter()
+        started = time.process_time()
         answer = action()
-        seconds[name] = time.perf_counter() - started
+        seconds[name] = time.process_time() - started
         return answer
 
     timed("cut", lambda: JsonLines(folder / "metrics.jsonl").keep_until(LINES))
@@ -85,8 +85,8 @@ def test_a_million_lines_open_resume_and_report_in_seconds(tmp_path, note):
     assert page.stat().st_size < 5 << 20
     assert losses(folder)[-1][0] == more
     assert seconds["cut"] < 1
-    assert max(seconds.values()) < 60, seconds
-    told = ", ".join(f"{name} {taken:.2g} s" for name, taken in seconds.items())
+    assert max(seconds.values()) < 20, seconds  # 3 to 5 here; a slow machine is no fault
+    told = "processor time: " + ", ".join(f"{name} {taken:.2g} s" for name, taken in seconds.items())
     note("long runs", f"a run folder of {LINES:,} metric lines", 1, told)
 
 

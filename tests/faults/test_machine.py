@@ -261,3 +261,4 @@ def test_a_rank_that_dies_under_torchrun_is_started_again_and_the_run_ends_right
         1,
         "restarted; every step once, losses as of one process to 1e-4",
     )
+    note("the same again", "two processes instead of one", 1, "losses equal to 1e-5 for 10 steps, to 1e-4 for 40")

@@ -2,6 +2,7 @@
 
 import ast
 import html.parser
+import io
 import json
 import os
 import pickle
@@ -262,6 +263,28 @@ def test_archives_and_names_do_not_write_outside(capsys, tmp_path, note):
         "../, absolute paths, links, drive letters",
         tried,
         "refused; nothing written outside the cache",
+    )
+
+
+def test_archives_that_would_fill_the_disk_are_refused(capsys, tmp_path, note):
+    """Zeros pack a thousand to one: the archive is small, what is in it is not."""
+    zeros = bytes(1 << 20)
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as file, file.open("a.png", "w") as inner:
+        for _ in range(80):
+            inner.write(zeros)
+    member = tarfile.TarInfo("a.png")
+    member.size = 80 << 20
+    with tarfile.open(tmp_path / "bomb.tgz", "w:gz", compresslevel=1) as file:
+        file.addfile(member, io.BytesIO(zeros * 80))
+    for name in ("bomb.zip", "bomb.tgz"):
+        code, err = command_line(capsys, "data", "prepare", tmp_path / name)
+        check_sentence(code, err, "unpacks to more than")
+    assert not [path for path in cache_dir().rglob("*") if path.is_file() and path.stat().st_size > 1 << 20]
+    note(
+        "names and archives",
+        "archives that unpack to a thousand times their size",
+        2,
+        "refused; what was unpacked is removed",
     )
 
 

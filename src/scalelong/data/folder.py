@@ -69,8 +69,9 @@ def split_folder(root: Path, split: str, holdout: float) -> tuple[Path, Part]:
         entries = [entry for entry in os.scandir(root) if not entry.name.startswith(".")]
     except OSError as error:
         raise ScaleLongError(f"{root} cannot be read ({error.strerror})") from None
-    folders = {canonical(entry.name): Path(entry.path) for entry in entries if entry.is_dir()}
-    loose = any(Path(entry.name).suffix.lower() in SUFFIXES for entry in entries if not entry.is_dir())
+    inside = {entry.name for entry in entries if os.path.isdir(entry.path)}  # scandir's own is_dir raises for a loop
+    folders = {canonical(name): root / name for name in inside}
+    loose = any(Path(entry.name).suffix.lower() in SUFFIXES for entry in entries if entry.name not in inside)
     if loose or not folders or not set(folders) <= set(ALIASES):
         folders = {"train": root}
     part = choose(split, folders, holdout, str(root))

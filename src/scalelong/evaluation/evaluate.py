@@ -15,6 +15,7 @@ from scalelong.errors import EvaluationWarning, ScaleLongError, suggestion
 from scalelong.evaluation.card import FORMAT, Card, Generation
 from scalelong.evaluation.extractors import FeatureExtractor, build_extractor
 from scalelong.evaluation.features import BATCH, Extracted, extract
+from scalelong.evaluation.fields import check_fields
 from scalelong.evaluation.frechet import FrechetDistance, frechet_distance
 from scalelong.evaluation.images import image_stream, place
 from scalelong.evaluation.interval import Interval, bootstrap
@@ -66,9 +67,13 @@ class Evaluation:
                 for name in ("frechet_interval", "kid_interval")
             }
             card = Card.from_dict(facts["card"])
-            return cls(facts["frechet"], kid=facts["kid"], kid_spread=facts["kid_spread"], card=card, **intervals)
-        except (KeyError, TypeError) as error:
+            found = cls(facts["frechet"], kid=facts["kid"], kid_spread=facts["kid_spread"], card=card, **intervals)
+        except (KeyError, TypeError, AttributeError) as error:
             raise ScaleLongError(f"this evaluation cannot be read: {error}") from None
+        for part in (found, card, card.reference, card.generation, found.frechet_interval, found.kid_interval):
+            if part is not None:
+                check_fields(part)
+        return found
 
     def save(self, path: Path | str) -> None:
         """Write evaluation.json, whole or not at all."""
