@@ -149,3 +149,44 @@ def check_sentence(code, err, *words):
     for word in words:
         assert word in lines[0], lines[0]
     return lines[0]
+
+
+# ------------------------------------------------------------------------------------------ damage to files
+
+DAMAGES = ("truncated", "one bit flipped", "empty", "foreign", "removed", "a folder in its place")
+
+
+def damage(path, kind, rng):
+    content = bytearray(path.read_bytes())
+    if kind == "truncated":
+        path.write_bytes(content[: rng.randrange(len(content))])
+    elif kind == "one bit flipped":
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "foreign":
+        path.write_bytes(
+            rng.choice([b"\x89PNG\r\n\x1a\n" + bytes(64), b"PK\x03\x04" + bytes(64), b'{"a": [1]}\n', b"[]"])
+        )
+    else:
+        path.unlink()
+        if kind == "a folder in its place":
+            path.mkdir()
+
+
+def places(value, path=()):
+    """Every place in a JSON value."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+def planted(value, path, other):
+    """The value with `other` at a place."""
+    if not path:
+        return other
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = planted(value[path[0]], path[1:], other)
+    return copy

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from fault_runs import check_sentence, command_line, small_config, warnings_as_before
+from fault_runs import check_sentence, command_line, places, planted, small_config, warnings_as_before
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -270,30 +270,13 @@ def evaluation():
     return Evaluation(3.0, Interval(2.0, 4.0, 0.95, 10), 0.1, 0.01, None, card).to_dict()
 
 
-def places(value, path=()):
-    """Every place in a JSON value."""
-    yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield from places(inner, (*path, key))
-
-
-def planted(value, path, other):
-    """The value with `other` at a place."""
-    if not path:
-        return other
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[path[0]] = planted(value[path[0]], path[1:], other)
-    return copy
-
-
 VALUES = st.sampled_from(
     [None, True, 0, -1, 10**400, 1.5, float("nan"), float("inf"), "", MARKUP, "<b>", [], {}, [None], {"a": {}}, [[1]]]
 )
 GOOD = json.loads(json.dumps(evaluation()))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(place=st.sampled_from(list(places(GOOD))), other=VALUES)
 def test_any_evaluation_is_ranked_or_refused(capsys, tmp_path, place, other):
     for name, value in (("a.json", GOOD), ("b.json", planted(GOOD, place, other))):
@@ -315,7 +298,7 @@ FILES = {"evaluation.json": GOOD, "distance.json": GOOD, "robustness.json": ROBU
          "resources.json": {"cpu_seconds": 1.0, "peak_memory": 1.0}}  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     where=st.sampled_from([(name, place) for name, value in FILES.items() for place in places(value)]),
     other=VALUES,

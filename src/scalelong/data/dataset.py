@@ -161,14 +161,16 @@ def open_array(folder: Path, name: str, dtype: npt.DTypeLike, shape: tuple[int, 
 
 
 def _load(folder: Path, name: str, mode: Literal["r", "c"] | None) -> npt.NDArray[Any]:
+    path = folder / f"{name}.npy"
     try:
-        array = np.load(folder / f"{name}.npy", mmap_mode=mode, allow_pickle=False)
+        with open(path, "rb") as file:  # NumPy goes by the first bytes: it would take a zip file for many arrays
+            first = file.read(6)
+        if first != b"\x93NUMPY":
+            raise ValueError("it is not an array")
+        array: npt.NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
+        return array
     except Exception as error:  # NumPy's reading of a damaged header raises many kinds
         raise damaged(folder, f"{name}.npy cannot be opened ({' '.join(str(error).split())})") from None
-    if not isinstance(array, np.ndarray):  # NumPy goes by the first bytes, whatever a file is called
-        array.close()
-        raise damaged(folder, f"{name}.npy is a zip file, not an array")
-    return array
 
 
 def array_sha256(array: npt.NDArray[Any]) -> str:
