@@ -1,6 +1,8 @@
 """Images from a run: seeds by image, classes, prompts, and the sample command."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from scalelong import LearnableScaling, ScaleLongError, load_run
 from scalelong.cli import main
 from scalelong.training.generate import Request, generate, label_of, to_uint8
 from scalelong.training.loop import train
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -132,22 +136,31 @@ def test_presets_are_listed_with_their_cost(capsys):
     assert rows["cifar10-uvit-s"]["flop_per_step"] == pytest.approx(6 * 44e6 * 257 * 128, rel=0.15)
 
 
+def test_a_sheet_has_a_column_for_each_class(by_class, plain, tmp_path):
+    for run, options, columns in ((by_class, [], 10), (by_class, ["--class", "3"], 5), (plain, [], 5)):
+        with pytest.raises(SystemExit):
+            main(["sample", str(run), "--n", "20", "--steps", "1", *options, "--out", str(tmp_path / "grid.png")])
+        with Image.open(tmp_path / "grid.png") as sheet:
+            width, height = sheet.size
+        rows = -(-20 // columns)
+        assert width * (9 * rows + 1) == height * (9 * columns + 1)  # images of 8 pixels, lines of one between them
+
+
 @pytest.mark.slow
-def test_digits_by_class_follow_their_class(tmp_path):
-    """A nearest-neighbour vote of real digits recognises the class asked for far more often than chance."""
-    from scalelong.data import load
-
-    folder = tmp_path / "run"
-    settings = {"train__steps": 800, "model__embed_dim": 64, "model__depth": 12, "train__batch_size": 32}
-    train(tiny_config("digits-class", **settings, train__warmup=100, checkpoint__every=800), folder, quiet=True)
-    real = load("digits", split="train")
-    pixels = torch.tensor(np.asarray(real.images), dtype=torch.float32).flatten(1)
-
-    def hits(**options):
-        fake = torch.tensor(images(folder, n=200, steps=20, **options), dtype=torch.float32).flatten(1)
-        nearest = torch.cdist(fake, pixels).topk(5, largest=False).indices
-        votes = torch.tensor(np.asarray(real.labels))[nearest].mode(dim=1).values
-        return (votes == torch.arange(200) % 10).float().mean().item()
-
-    assert hits(guidance=2.0) > 0.6
-    assert hits(classes=[0]) < 0.2  # one class asked for, ten expected: the vote is not fooled
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("digits-class", {"train__steps": 2000, "model__embed_dim": 64, "model__depth": 12, "model__num_heads": 4})],
+)
+def test_samples_follow_their_condition(tmp_path, name, settings):
+    """A linear probe of real images finds the class asked for far more often than in unconditional samples."""
+    spec = importlib.util.spec_from_file_location("condition", REPOSITORY / "benchmarks" / "condition.py")
+    condition = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(condition)
+    config = tiny_config(name, **settings, train__batch_size=32, train__warmup=100, checkpoint__every=2000)
+    train(config, tmp_path / "run", quiet=True)
+    found = condition.measure(tmp_path / "run", per_class=19, guidance=3.0, steps=20)
+    asked, chance = found["samples, guidance 3"], found["unconditional samples"]
+    assert asked["interval"][0] > chance["interval"][1], found
+    assert chance["interval"][0] < 1.3 / found["classes"], (
+        found
+    )  # the probe is not fooled by samples that were not asked

@@ -47,7 +47,7 @@ def sample(
     from scalelong.errors import ScaleLongError
     from scalelong.files import atomic_file, check_target
     from scalelong.progress import track
-    from scalelong.training.generate import Request, best_device, generate
+    from scalelong.training.generate import Request, best_device, generate, grid_columns
     from scalelong.training.run import load_run
 
     if n < 1 or batch_size < 1:
@@ -73,7 +73,7 @@ def sample(
     images = np.concatenate(list(track(batches, "sampling", total=-(-n // batch_size))))
     target = out or trained.run.samples / f"sample-step{trained.step}-seed{seed}.png"
     if target.suffix.lower() == ".png":
-        save_grid(images, target)
+        save_grid(images, target, grid_columns(trained.facts, request.classes, n))
     else:
         from PIL import Image
 

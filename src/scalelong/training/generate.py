@@ -59,6 +59,13 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
     return (to_uint8(_decoded(batch, config) if latent else batch) for batch in batches)
 
 
+def grid_columns(facts: Facts, classes: Sequence[int | str] | None, n: int) -> int | None:
+    """A column a class, where classes take turns and a sheet has room for them; None: as square as it comes."""
+    conditional = facts.shapes.label_rows and facts.class_names is not None
+    turns = len(classes or facts.class_names or ()) if conditional else 0
+    return turns if 1 < turns <= min(n, 20) else None
+
+
 def to_uint8(images: Tensor) -> npt.NDArray[np.uint8]:
     """[-1, 1] (B, C, H, W) → uint8 (B, H, W, C), rounded."""
     scaled = ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
