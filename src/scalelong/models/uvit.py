@@ -21,6 +21,7 @@ from diffusers import ConfigMixin, ModelMixin  # noqa: E402
 
 from scalelong import skips  # noqa: E402
 from scalelong.native import GELU, attention  # noqa: E402
+from scalelong.native import block as native  # noqa: E402
 from scalelong.scaling import Scaling, parse_scaling  # noqa: E402
 
 
@@ -74,8 +75,27 @@ class Block(nn.Module):
         if self.skip_linear is not None:
             assert skip is not None
             x = self.skip_linear(torch.cat([x, skip], dim=-1))  # (B, L, D)
+        attn, mlp = self.attn, self.mlp
+        layers = (self.norm1, attn.qkv, attn.proj, self.norm2, mlp.fc1, mlp.fc2)
+        if self._is_plain(*layers, attn, mlp, mlp.act):
+            parameters = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+            if native.possible(x, attn.num_heads, *parameters):
+                shape = native.Shape(attn.num_heads, self.norm1.eps, self.norm2.eps, self._body)
+                return native.block(x, shape, *parameters)
+        return self._body(x)
+
+    def _body(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
+
+    def _is_plain(self, *modules: nn.Module) -> bool:
+        """Whether every part is what was built here: nothing was put in its place (LoRA, say), nothing watches it."""
+        if torch.compiler.is_compiling():
+            return False
+        return all(type(module) in _PLAIN for module in modules) and native.untouched(*modules)
+
+
+_PLAIN = (nn.LayerNorm, nn.Linear, GELU, Attention, Mlp)
 
 
 class PatchEmbed(nn.Module):
@@ -295,3 +315,5 @@ def _check_sizes(
     for name, number in {"mlp_ratio": mlp_ratio, "init_std": init_std}.items():
         if not isinstance(number, (int, float)) or not number > 0:
             raise ScaleLongError(f"{name} is a number above 0, not {number!r}")
+    if not 1 <= embed_dim * mlp_ratio < 2**31:
+        raise ScaleLongError(f"mlp_ratio {mlp_ratio} gives an MLP {embed_dim * mlp_ratio:g} wide; 1 is the least")

@@ -21,7 +21,7 @@ def attention(qkv: Tensor, heads: int) -> Tensor:
     if loaded is not None and qkv.shape[1] <= LONGEST and (qkv.shape[2] // 3 // heads) % loaded.width() == 0:
         if torch.is_grad_enabled() and qkv.requires_grad:
             return _Attention.apply(qkv, heads)
-        return _forward(loaded, qkv, heads)[0]
+        return attend(loaded, qkv, heads)[0]
     return by_torch(qkv, heads)
 
 
@@ -39,7 +39,7 @@ def by_formula(qkv: Tensor, heads: int) -> Tensor:
     return (weights @ v).transpose(1, 2).reshape(B, L, D)
 
 
-def _forward(loaded: CDLL, qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def attend(loaded: CDLL, qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The result and the log-sum-exp of each row of scores, (B, heads, L)."""
     B, L, D = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     out, logs = qkv.new_empty(B, L, D), qkv.new_empty(B, heads, L)
@@ -55,7 +55,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, qkv: Tensor, heads: int) -> Tensor:
         loaded = library()
         assert loaded is not None
-        out, logs = _forward(loaded, qkv, heads)
+        out, logs = attend(loaded, qkv, heads)
         ctx.heads = heads
         ctx.save_for_backward(qkv, out, logs)
         return out
@@ -68,10 +68,14 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled() or not usable(g := g.contiguous()):  # a gradient of the gradient is asked for
             with torch.enable_grad():
                 return torch.autograd.grad(by_formula(qkv, heads), qkv, g, create_graph=True)[0], None
-        loaded = library()
-        assert loaded is not None
-        B, L, D = out.shape
-        back = torch.empty_like(qkv)
-        places = [tensor.data_ptr() for tensor in (g, qkv, out, logs, back)]
-        loaded.attention_backward(*places, B, L, heads, D // heads, torch.get_num_threads())
-        return back, None
+        return attend_backward(g, qkv, out, logs), None
+
+
+def attend_backward(g: Tensor, qkv: Tensor, out: Tensor, logs: Tensor) -> Tensor:
+    loaded = library()
+    assert loaded is not None
+    B, L, D = out.shape
+    heads, back = logs.shape[1], torch.empty_like(qkv)
+    places = [tensor.data_ptr() for tensor in (g, qkv, out, logs, back)]
+    loaded.attention_backward(*places, B, L, heads, D // heads, torch.get_num_threads())
+    return back

@@ -19,10 +19,10 @@ class GELU(nn.GELU):
             return super().forward(input)
         if torch.is_grad_enabled() and input.requires_grad:
             return _Gelu.apply(input)
-        return _forward(input)
+        return gelu(input)
 
 
-def _forward(x: Tensor) -> Tensor:
+def gelu(x: Tensor) -> Tensor:
     loaded = library()
     assert loaded is not None
     y = torch.empty_like(x)
@@ -34,7 +34,7 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return _forward(x)
+        return gelu(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Tensor:
@@ -42,8 +42,12 @@ class _Gelu(torch.autograd.Function):
         if torch.is_grad_enabled() or not usable(g := g.contiguous()):  # a gradient of the gradient is asked for
             with torch.enable_grad():
                 return torch.autograd.grad(F.gelu(x), x, g, create_graph=True)[0]
-        loaded = library()
-        assert loaded is not None
-        back = torch.empty_like(x)
-        loaded.gelu_backward(g.data_ptr(), x.data_ptr(), back.data_ptr(), x.numel(), torch.get_num_threads())
-        return back
+        return gelu_backward(g, x, torch.empty_like(x))
+
+
+def gelu_backward(g: Tensor, x: Tensor, back: Tensor) -> Tensor:
+    """Into `back`, which may be g itself."""
+    loaded = library()
+    assert loaded is not None
+    loaded.gelu_backward(g.data_ptr(), x.data_ptr(), back.data_ptr(), x.numel(), torch.get_num_threads())
+    return back

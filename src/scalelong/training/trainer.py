@@ -65,6 +65,7 @@ class Trainer:
         self.wrapped, self.prepared = self.accelerator.prepare(self.net, self.optimizer)
         self.denoise = Denoiser(self.wrapped)
         self.null_context = _moved(examples.null_context, self.accelerator.device)
+        self._parameters = tuple(self.net.parameters())
         self.progress = Progress()
         self.watch: StabilityMonitor | None = None  # looks at steps on their way, where the loop sets one
         self.net.train()
@@ -141,7 +142,7 @@ class Trainer:
         limit = self.config.train.clip
         if limit is not None:
             scaled = self.accelerator.scaler is not None  # which must take its scale off first
-            norm = None if scaled else clip_([p.grad for p in self.net.parameters() if p.grad is not None], limit)
+            norm = None if scaled else clip_([p.grad for p in self._parameters if p.grad is not None], limit)
             return self.accelerator.clip_grad_norm_(self.net.parameters(), limit) if norm is None else norm
         self.accelerator.unscale_gradients(self.prepared)
         return torch.nn.utils.get_total_norm([p.grad for p in self.net.parameters() if p.grad is not None])

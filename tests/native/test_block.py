@@ -1,0 +1,120 @@
+"""The block as one operation: the same numbers, and out of the way where something wants to see its parts."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from scalelong.models import UViT
+from scalelong.models.uvit import Block
+from scalelong.native import available
+from scalelong.native import block as native
+
+pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batch of every block that was run as one operation."""
+    seen: list[int] = []
+    run = native.block
+
+    def watched(x: Tensor, *rest: object) -> Tensor:
+        seen.append(len(x))
+        return run(x, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(native, "block", watched)
+    return seen
+
+
+def small(qkv_bias: bool = False) -> tuple[Block, Tensor]:
+    torch.manual_seed(0)
+    block = Block(32, 2, 4.0, qkv_bias)
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return block, torch.randn(3, 7, 32)
+
+
+@pytest.mark.parametrize("qkv_bias", [False, True])
+def test_result_and_every_gradient_are_those_of_float64(calls: list[int], qkv_bias: bool) -> None:
+    block, x = small(qkv_bias)
+    exact, z = copy.deepcopy(block).double(), x.double().requires_grad_()
+    x.requires_grad_()
+    out, expected = block(x), exact(z)
+    assert calls == [3]
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    for mine, theirs in [(x, z), *zip(block.parameters(), exact.parameters(), strict=True)]:
+        assert (mine.grad - theirs.grad).norm() <= 1e-5 * theirs.grad.norm()
+
+
+def test_without_gradients_the_result_is_the_same_bit_for_bit(calls: list[int]) -> None:
+    block, x = small()
+    with torch.no_grad():
+        still = block(x)
+    assert torch.equal(still, block(x))
+    assert calls == [3, 3]
+
+
+def test_frozen_parameters_get_no_gradient_and_the_others_do(calls: list[int]) -> None:
+    block, x = small()
+    block.requires_grad_(False)
+    block.mlp.fc1.weight.requires_grad_()
+    block(x).sum().backward()
+    assert [name for name, p in block.named_parameters() if p.grad is not None] == ["mlp.fc1.weight"]
+    assert calls == [3]
+
+
+def test_a_gradient_of_the_gradient_is_that_of_float64() -> None:
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        block, x = small()
+        block, x = block.to(dtype), x.to(dtype).requires_grad_()
+        with sdpa_kernel(SDPBackend.MATH):  # torch's fused attention has no second derivative
+            (first,) = torch.autograd.grad(block(x).square().sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), x)[0].double())
+    assert (found[0] - found[1]).norm() < 1e-4 * found[1].norm()
+
+
+def test_hooks_see_the_parts(calls: list[int]) -> None:
+    block, x = small()
+    plain = block(x)
+    seen = []
+    handle = block.mlp.fc1.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    torch.testing.assert_close(block(x), plain)
+    assert seen == [(3, 7, 128)]
+    assert calls == [3]
+    handle.remove()
+    block(x)
+    assert calls == [3, 3]
+
+
+def test_another_module_in_a_part_s_place_is_run(calls: list[int]) -> None:
+    block, x = small()
+    block.mlp.fc1 = torch.nn.Sequential(block.mlp.fc1)
+    block(x)
+    assert calls == []
+
+
+def test_autocast_keeps_to_torch(calls: list[int]) -> None:
+    block, x = small()
+    with torch.autocast("cpu", torch.bfloat16):
+        block(x)
+    assert calls == []
+
+
+def test_checkpointing_computes_the_same_gradients() -> None:
+    grads = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        net = UViT(img_size=8, patch_size=2, in_chans=1, embed_dim=32, depth=2, num_heads=2)
+        if checkpointed:
+            net.enable_gradient_checkpointing()
+        net(torch.randn(2, 1, 8, 8), torch.rand(2)).square().mean().backward()
+        grads.append([p.grad for p in net.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
