@@ -11,12 +11,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
+from scalelong.bench.contestants import pair
 from scalelong.bench.growth import slope
 from scalelong.bench.memory import peak_of
-from scalelong.bench.peak import alone, flop, products
+from scalelong.bench.peak import alone, flop, products, together
 from scalelong.bench.reference import PilImages, ReferenceLoop, ReferenceUViT
-from scalelong.bench.sections import _contestants
+from scalelong.bench.remote import Remote
+from scalelong.bench.suite import joined
 from scalelong.bench.timing import Spread, Times, interleave
+from scalelong.errors import ScaleLongError
 from scalelong.models import UViT
 from scalelong.scaling import ConstantScaling
 
@@ -34,7 +37,7 @@ def test_the_reference_is_our_network_with_the_same_weights() -> None:
 
 
 def test_ten_steps_of_training_have_the_losses_of_the_usual_code() -> None:
-    trainer, loop = _contestants("digits")
+    trainer, loop = pair("digits")
     trainer.ema.warmup = False
     for number in range(1, 11):
         batch = trainer.batch(number)
@@ -90,6 +93,29 @@ def test_a_speedup_is_taken_round_by_round() -> None:
     times = Times({"fast": [1.0, 2.0, 4.0], "slow": [2.0, 4.0, 8.0]})
     assert times.speedup("fast", "slow") == Spread(2.0, 2.0, 2.0)
     assert times.share("fast", "slow") == Spread(0.5, 0.5, 0.5)
+
+
+def test_a_contestant_whose_process_ends_is_named() -> None:
+    with pytest.raises(ScaleLongError, match="builtins:nothing"):
+        Remote("builtins:nothing")
+
+
+def test_sections_that_were_not_run_again_stay_in_the_file_of_one_machine() -> None:
+    figure = {"section": "limit", "name": "old"}
+    before = {"machine": {"threads": 1}, "figures": [figure, {"section": "digits", "name": "old"}], "growth": [1]}
+    now = {"machine": {"threads": 1}, "figures": [{"section": "digits", "name": "new"}], "growth": []}
+    both = joined(before, now)
+    assert both["figures"] == [{"section": "digits", "name": "new"}, figure]
+    assert both["growth"] == [1]
+    elsewhere = {**now, "machine": {"threads": 2}}
+    assert joined(before, elsewhere) == elsewhere
+
+
+def test_all_products_of_a_network_are_run_as_often_as_it_has_them() -> None:
+    layers = products(batch=2, tokens=17, width=32, depth=4)
+    with FlopCounterMode(display=False) as counter:
+        together(layers)()
+    assert counter.get_total_flops() == sum(6 * p.M * p.K * p.N * p.count for p in layers)
 
 
 def test_peak_memory_counts_what_is_alive_together() -> None:

@@ -1,15 +1,17 @@
-"""How the cost of a U-ViT grows: forward + backward against depth, width, tokens and batch, with the slope."""
+"""How costs grow: a U-ViT's forward + backward against depth, width, tokens and batch; skips alone; processes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from scalelong.bench.sections import _backward
+from scalelong.bench.contestants import backward
 from scalelong.bench.timing import Spread, interleave
 
 BASE: dict[str, Any] = {"img_size": 16, "patch_size": 2, "embed_dim": 128, "depth": 8, "num_heads": 4}
@@ -20,6 +22,7 @@ AXES: dict[str, tuple[int, ...]] = {
     "tokens": (17, 65, 145, 257),
     "batch": (2, 4, 8, 16),
 }
+SKIPS = {1: 15, 2: 9, 4: 5, 7: 3, 22: 1}  # N to matrices a block: (2N + 1)·l = 45 matrices, whatever N
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,33 @@ def measure_growth(rounds: int) -> list[Growth]:
             else:
                 shape[{"width": "embed_dim"}.get(axis, axis)] = size
             x = torch.randn(batch, 3, shape["img_size"], shape["img_size"])
-            cases[str(size)] = _backward(UViT(**shape), x, torch.rand(batch) * 999)
+            cases[str(size)] = backward(UViT(**shape), x, torch.rand(batch) * 999)
         times = interleave(cases, rounds, 1)
         ratios = tuple(times.share(str(size), str(sizes[0])) for size in sizes)
         found.append(Growth(axis, sizes, ratios, slope(sizes, [r.median for r in ratios])))
-    return found
+    return [*found, _skips(rounds)]
+
+
+def _skips(rounds: int) -> Growth:
+    """The network of Eq. 3 with more and more scaled skips over the same 45 matrices: what skips cost by themselves."""
+    from scalelong.models import StackedUNet
+    from scalelong.scaling import ConstantScaling
+
+    x, cases = torch.randn(64, 256), {}
+    for skips, matrices in SKIPS.items():
+        net = StackedUNet(256, skips, matrices, scaling=ConstantScaling(0.9), init="norm-preserving")
+        cases[str(skips)] = _pass(net, x)
+    times, sizes = interleave(cases, 4 * rounds, 2), tuple(SKIPS)
+    ratios = tuple(times.share(str(size), "1") for size in sizes)
+    return Growth("skips", sizes, ratios, slope(sizes, [r.median for r in ratios]))
+
+
+def _pass(net: nn.Module, x: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        net.zero_grad(set_to_none=True)
+        net(x).square().mean().backward()
+
+    return run
 
 
 def slope(sizes: tuple[int, ...], values: list[float]) -> float:

@@ -54,3 +54,15 @@ def alone(layers: list[Product], dtype: torch.dtype = torch.float32) -> tuple[Ca
             torch.mm(g.t(), x)  # gradient of the weight
 
     return run, sum(3 * 2.0 * p.M * p.K * p.N for p in layers)
+
+
+def together(layers: list[Product]) -> Callable[[], None]:
+    """All products of a step, each as often as the network has it."""
+    parts = [(alone([layer])[0], layer.count) for layer in layers]
+
+    def run() -> None:
+        for part, times in parts:
+            for _ in range(times):
+                part()
+
+    return run

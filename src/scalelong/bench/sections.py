@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
+from scalelong.bench.contestants import backward, count, quiet, twin
 from scalelong.bench.figures import Figure
 from scalelong.bench.memory import peak_of
 from scalelong.bench.peak import alone, flop, products
 from scalelong.bench.reference import ReferenceLoop, ReferenceUViT
-from scalelong.bench.timing import Spread, interleave
-from scalelong.training.config import Config, override
+from scalelong.bench.remote import remotes
+from scalelong.bench.timing import Case, Spread, interleave
 from scalelong.training.examples import Examples
-from scalelong.training.presets import preset
-from scalelong.training.trainer import Trainer
+from scalelong.training.network import build_network
 
+_WHO = "scalelong.bench.contestants"
 S2: dict[str, Any] = {"img_size": 32, "patch_size": 2, "embed_dim": 512, "depth": 12, "num_heads": 8}
 
 
@@ -33,16 +30,17 @@ def limit(rounds: int) -> list[Figure]:
     layers = products(**size)
     total, found = flop(layers, **size), []
     ours = UViT(**S2)
-    usual = _twin(ours, **S2)
+    usual = twin(ours, **S2)
     x, t = torch.randn(2, 3, 32, 32), torch.rand(2) * 999
     for name, dtype, target, faster in (("fp32", torch.float32, 0.90, 1.0), ("bf16", torch.bfloat16, 0.82, 1.15)):
-        if name == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if name == "bf16" and not _bf16():
             found.append(_bf16_without_hardware(layers, max(2, rounds // 3)))
             continue
         peak, work = alone(layers, dtype)
-        times = interleave(
-            {"ours": _backward(ours, x, t, dtype), "usual": _backward(usual, x, t, dtype), "peak": peak}, rounds, 1
-        )
+        cases = {"ours": backward(ours, x, t, dtype), "usual": backward(usual, x, t, dtype), "peak": peak}
+        if name == "bf16":
+            cases["usual fp32"] = backward(usual, x, t)
+        times = interleave(cases, rounds, 1)
         pairs = zip(times.seconds["ours"], times.seconds["peak"], strict=True)
         share = Spread.of([(total / mine) / (work / theirs) for mine, theirs in pairs])
         rate = f"{total / times.of('ours').median / 1e9:.0f} of {work / times.of('peak').median / 1e9:.0f} GFLOP/s"
@@ -52,87 +50,97 @@ def limit(rounds: int) -> list[Figure]:
         found.append(
             Figure("limit", f"S/2 forward + backward, {name}", "usual code", times.speedup("ours", "usual"), faster)
         )
+        if name == "bf16":
+            gain = times.speedup("ours", "usual fp32")
+            found.append(Figure("limit", "S/2 forward + backward, bf16", "usual code in fp32", gain, 1.9))
     return found
 
 
 def step(name: str, rounds: int, *, target: float | None = 1.5) -> list[Figure]:
-    """The whole step of a preset beside the usual loop, with the same numbers in the network."""
-    trainer, loop = _contestants(name)
-    case: dict[str, Callable[[], Any]] = {"ours": trainer.step, "usual": loop.step}
-    batches = iter(range(10, 10**9))
-    case["data"] = lambda: trainer.batch(next(batches))
-    case["usual data"] = loop.batch
-    case["update"] = lambda: (trainer._clipped_norm(), trainer.optimizer.step(), trainer.ema.update(1))
-    case["usual update"] = partial(_usual_update, loop)
-    times = interleave(case, rounds)
+    """The whole step of a preset beside the usual loop, each in a process of its own, and beside its products alone."""
+    here = {"name": name}
+    with remotes(ours=(f"{_WHO}:ours", here), usual=(f"{_WHO}:usual", here), floor=(f"{_WHO}:floor", here)) as who:
+        case: dict[str, Case] = {"ours": who["ours"].case("step"), "usual": who["usual"].case("step")}
+        for part in ("data", "update"):
+            case[part], case[f"usual {part}"] = who["ours"].case(part), who["usual"].case(part)
+        case["products"] = who["floor"].case("products")
+        times = interleave(case, rounds)
     usual = "usual code"
     note = f"{times.of('ours').median * 1e3:.0f} ms against {times.of('usual').median * 1e3:.0f}"
+    bound = "what would be left if all else cost nothing: no step with these products can be more times faster"
     return [
-        Figure("step", f"{name}, whole step", usual, times.speedup("ours", "usual"), target, note=note),
-        Figure("step", f"{name}, data", "our step", times.share("data", "ours"), 0.01, "≤"),
-        Figure("step", f"{name}, data", usual, times.speedup("data", "usual data")),
-        Figure("step", f"{name}, clip + AdamW + EMA", "our step", times.share("update", "ours")),
-        Figure("step", f"{name}, clip + AdamW + EMA", usual, times.speedup("update", "usual update")),
+        Figure(name, f"{name}, whole step", usual, times.speedup("ours", "usual"), target, note=note),
+        Figure(name, f"{name}, matrix products alone", usual, times.speedup("products", "usual"), note=bound),
+        Figure(name, f"{name}, matrix products alone", "our step", times.share("products", "ours")),
+        Figure(name, f"{name}, data", "our step", times.share("data", "ours"), 0.01, "≤"),
+        Figure(name, f"{name}, data", usual, times.speedup("data", "usual data")),
+        Figure(name, f"{name}, clip + AdamW + EMA", "our step", times.share("update", "ours")),
+        Figure(name, f"{name}, clip + AdamW + EMA", usual, times.speedup("update", "usual update")),
     ]
 
 
-def unet(rounds: int) -> list[Figure]:
+def unet(rounds: int, batch: int = 16) -> list[Figure]:
     """The step of `cifar10-tiny-unet` beside diffusers' example loop, and its network beside lucidrains'."""
-    from scalelong.bench.peers import DiffusersLoop, lucidrains_unet
-
-    config = _quiet("cifar10-tiny-unet", batch_size=16)
-    examples = Examples(config, config.data.split)
-    trainer = Trainer(config, examples)
-    plain = type(trainer.net).from_config(trainer.net.config)  # type: ignore[attr-defined]
-    plain.load_state_dict(trainer.net.state_dict())
-    loop = DiffusersLoop(plain.train(), examples.images.images, **_loop_options(config))
-    case: dict[str, Callable[[], Any]] = {"ours": trainer.step, "diffusers": loop.step}
-    x, t = torch.randn(16, 3, 32, 32), torch.rand(16) * 999
-    case["ours network"] = _backward(trainer.denoise, x, t)
-    other = lucidrains_unet(32, (1, 2, 2, 2))
-    if other is not None:
-        case["lucidrains"] = _backward(other, x, t)
-    times = interleave(case, rounds, 1)
+    size = {"batch_size": batch}
+    with remotes(
+        ours=(f"{_WHO}:our_unet", size),
+        diffusers=(f"{_WHO}:diffusers_unet", size),
+        lucidrains=(f"{_WHO}:lucidrains_unet", size),
+    ) as who:
+        case: dict[str, Case] = {"ours": who["ours"].case("step"), "diffusers": who["diffusers"].case("step")}
+        case["network"] = who["ours"].case("network")
+        other = who["lucidrains"].cases
+        if other:
+            case["lucidrains"] = who["lucidrains"].case(other[0])
+        times = interleave(case, rounds, 1)
+    loop, name = "diffusers' loop", f"cifar10-tiny-unet, batch {batch}"
+    bound = "the network is diffusers' own in both: no loop around it can be more times faster"
     found = [
-        Figure("unet", "cifar10-tiny-unet, batch 16, step", "diffusers' loop", times.speedup("ours", "diffusers"), 1.2)
+        Figure("unet", f"{name}, step", loop, times.speedup("ours", "diffusers"), 1.2),
+        Figure("unet", f"{name}, network alone", loop, times.speedup("network", "diffusers"), note=bound),
     ]
-    if other is not None:
-        note = f"{_count(trainer.net) / 1e6:.2f}M against {_count(other) / 1e6:.2f}M parameters, time a parameter"
-        ratio = _count(trainer.net) / _count(other)
-        faster = times.speedup("ours network", "lucidrains")
+    if other:
+        mine, theirs = _unet_size(), int(other[0].split()[1])
+        faster, ratio = times.speedup("network", "lucidrains"), mine / theirs
         scaled = Spread(faster.median * ratio, faster.low * ratio, faster.high * ratio)
+        note = f"{mine / 1e6:.2f}M against {theirs / 1e6:.2f}M parameters, time a parameter"
         found.append(Figure("unet", "forward + backward", "lucidrains", scaled, note=note))
     return found
 
 
 def sampling(rounds: int) -> list[Figure]:
     """Ten evaluations of `digits`' network, in our sampler and in a loop as diffusers' pipelines have it."""
-    from diffusers import DPMSolverMultistepScheduler
-
-    from scalelong.diffusion import sample
-
-    trainer, loop = _contestants("digits")
-    ours, usual = trainer.ema.net, loop.averaged
-    scheduler = DPMSolverMultistepScheduler(solver_order=2)
-
-    @torch.no_grad()
-    def pipeline(net: nn.Module) -> Tensor:
-        x = torch.randn(32, 1, 8, 8)
-        with warnings.catch_warnings():  # diffusers calls np.array on a tensor, of which NumPy 2 complains
-            warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
-            scheduler.set_timesteps(10)
-        for t in scheduler.timesteps:
-            x = scheduler.step(net(x, t.expand(len(x))), t, x).prev_sample
-        return (x / 2 + 0.5).clamp(0, 1)
-
-    def images() -> list[Tensor]:
-        return list(sample(ours, 32, (1, 8, 8), "vp", sampler="dpm-solver++", steps=10))
-
-    times = interleave({"ours": images, "pipeline": lambda: pipeline(ours), "usual": lambda: pipeline(usual)}, rounds)
-    name = "digits, 32 images, 10 evaluations"
-    return [
-        Figure("sampling", name, "same network in diffusers' loop", times.speedup("ours", "pipeline"), 1.0),
+    kinds = ["ours", "pipeline", "usual"] + (["bf16"] if _bf16() else [])
+    with remotes(**{kind: (f"{_WHO}:sampling", {"kind": kind}) for kind in kinds}) as who:
+        times = interleave({kind: remote.case("sample") for kind, remote in who.items()}, rounds)
+    name, loop = "digits, 32 images, 10 evaluations", "same network in diffusers' loop"
+    found = [
+        Figure("sampling", name, loop, times.speedup("ours", "pipeline"), 1.0),
         Figure("sampling", name, "usual network in diffusers' loop", times.speedup("ours", "usual"), 1.0),
+    ]
+    if "bf16" in kinds:
+        found.append(Figure("sampling", f"{name}, bf16", loop, times.speedup("bf16", "pipeline"), 1.5))
+    return found
+
+
+def compiled(rounds: int) -> list[Figure]:
+    """What `torch.compile` buys: a step with `train.compile=true`, and sampling with frozen weights."""
+    step, kinds = {"name": "digits"}, ("compiled", "ours", "pipeline", "usual")
+    with remotes(
+        compiled=(f"{_WHO}:ours", {**step, "compile": True}),
+        ours=(f"{_WHO}:ours", step),
+        usual=(f"{_WHO}:usual", step),
+    ) as who:
+        times = interleave({name: remote.case("step") for name, remote in who.items()}, rounds)
+    with remotes(**{kind: (f"{_WHO}:sampling", {"kind": kind}) for kind in kinds}) as who:
+        drawn = interleave({kind: remote.case("sample") for kind, remote in who.items()}, rounds)
+    name = "digits, sampling, compiled and frozen"
+    return [
+        Figure("compiled", "digits, whole step, compiled", "usual code", times.speedup("compiled", "usual"), 1.5),
+        Figure("compiled", "digits, whole step, compiled", "our step", times.speedup("compiled", "ours")),
+        Figure("compiled", name, "same network in diffusers' loop", drawn.speedup("compiled", "pipeline"), 1.5),
+        Figure("compiled", name, "usual network in diffusers' loop", drawn.speedup("compiled", "usual"), 1.5),
+        Figure("compiled", name, "our sampler", drawn.speedup("compiled", "ours")),
     ]
 
 
@@ -143,17 +151,18 @@ def update(rounds: int) -> list[Figure]:
     may be somewhat larger, but never more than that of batch 2, which the note gives.
     """
     from scalelong.models import UViT
+    from scalelong.native import AdamW
     from scalelong.training.ema import Ema
 
     net = UViT(**S2)
-    run = _backward(net, torch.randn(2, 3, 32, 32), torch.rand(2) * 999)
+    run = backward(net, torch.randn(2, 3, 32, 32), torch.rand(2) * 999)
     run()
-    optimizer, ema = torch.optim.AdamW(net.parameters(), fused=True), Ema(net, 0.9999)
-    usual = _twin(net, **S2)
-    _backward(usual, torch.randn(2, 3, 32, 32), torch.rand(2) * 999)()
+    optimizer, ema = AdamW(net.parameters(), fused=True), Ema(net, 0.9999)
+    usual = twin(net, **S2)
+    backward(usual, torch.randn(2, 3, 32, 32), torch.rand(2) * 999)()
     plain = ReferenceLoop.__new__(ReferenceLoop)
     plain.net, plain.decay = usual, 0.9999
-    plain.averaged = _twin(net, **S2).requires_grad_(False)
+    plain.averaged = twin(net, **S2).requires_grad_(False)
     plain.optimizer = torch.optim.AdamW(usual.parameters())
     times = interleave(
         {
@@ -181,10 +190,10 @@ def memory(batch: int = 16) -> list[Figure]:
     ours = UViT(**S2, scaling=ConstantScaling(0.7))
     usual = ReferenceUViT(**S2, kappa=0.7)
     x, t = torch.randn(batch, 3, 32, 32), torch.rand(batch) * 999
-    mine = peak_of(_backward(ours, x, t))
-    theirs = peak_of(_backward(usual, x, t))
+    mine = peak_of(backward(ours, x, t))
+    theirs = peak_of(backward(usual, x, t))
     ours.enable_gradient_checkpointing()
-    less = peak_of(_backward(ours, x, t))
+    less = peak_of(backward(ours, x, t))
     name = f"S/2 with CS, batch {batch}, forward + backward"
     return [
         Figure("memory", name, "usual code", _exact(mine / theirs), 1.0, "≤", f"{mine / 2**20:.0f} MiB"),
@@ -211,45 +220,11 @@ def first_step() -> list[Figure]:
     return [Figure("first", "start to first step, digits", "one processor second", Spread.of(seconds), 10.0, "≤")]
 
 
-# ------------------------------------------------------------------------------------------ contestants
+# ------------------------------------------------------------------------------------------ parts
 
 
-def _quiet(name: str, **train: Any) -> Config:
-    return override(preset(name), {"monitor.every": 0, **{f"train.{k}": v for k, v in train.items()}})
-
-
-def _contestants(name: str) -> tuple[Trainer, ReferenceLoop]:
-    """Our trainer and the usual loop, with one set of weights, on the same images."""
-    config = _quiet(name)
-    examples = Examples(config, config.data.split)
-    trainer, m = Trainer(config, examples), config.model
-    shape = {"img_size": examples.shapes.size, "in_chans": examples.shapes.channels, "patch_size": m.patch_size}
-    shape |= {"embed_dim": m.embed_dim, "depth": m.depth, "num_heads": m.num_heads}
-    net = _twin(trainer.net, **shape, mlp_time_embed=m.mlp_time_embed)
-    return trainer, ReferenceLoop(net, examples.images.images, **_loop_options(config))
-
-
-def _loop_options(config: Config) -> dict[str, Any]:
-    t = config.train
-    options = {"batch_size": t.batch_size, "lr": t.lr, "betas": t.betas, "weight_decay": t.weight_decay}
-    return options | {"flip": config.data.flip, "clip": t.clip, "decay": config.ema.decay}
-
-
-def _twin(net: nn.Module, **shape: Any) -> ReferenceUViT:
-    """The usual network with the weights of `net`."""
-    twin = ReferenceUViT(**shape)
-    twin.load_state_dict(net.state_dict())
-    return twin
-
-
-def _backward(net: nn.Module, x: Tensor, t: Tensor, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
-    def run() -> None:
-        net.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            loss = net(x, t).float().square().mean()
-        loss.backward()
-
-    return run
+def _bf16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _bf16_without_hardware(layers: list[Any], rounds: int) -> Figure:
@@ -261,15 +236,9 @@ def _bf16_without_hardware(layers: list[Any], rounds: int) -> Figure:
     return Figure("limit", "S/2 matrix products in bf16", "fp32's", times.speedup("bf16", "fp32"), note=note)
 
 
-def _usual_update(loop: ReferenceLoop) -> None:
-    if loop.clip is not None:
-        torch.nn.utils.clip_grad_norm_(loop.net.parameters(), loop.clip)
-    loop.optimizer.step()
-    loop.average()
-
-
-def _count(net: nn.Module) -> int:
-    return sum(p.numel() for p in net.parameters())
+def _unet_size() -> int:
+    config = quiet("cifar10-tiny-unet")
+    return count(build_network(config, Examples(config, config.data.split).shapes))
 
 
 def _exact(value: float) -> Spread:

@@ -9,6 +9,7 @@ from typing import Any
 from scalelong.bench import sections
 from scalelong.bench.figures import Figure, machine
 from scalelong.bench.growth import Growth, measure_growth
+from scalelong.bench.processes import processes
 from scalelong.errors import unknown
 from scalelong.progress import track
 
@@ -19,6 +20,8 @@ SECTIONS: dict[str, Callable[[int], list[Figure]]] = {
     "update": lambda rounds: sections.update(max(2, rounds // 2)),
     "unet": lambda rounds: sections.unet(max(2, rounds // 2)),
     "sampling": lambda rounds: sections.sampling(rounds),
+    "compiled": lambda rounds: sections.compiled(rounds),
+    "processes": lambda rounds: processes(max(2, rounds // 5)),
     "memory": lambda rounds: sections.memory(),
     "first": lambda rounds: sections.first_step(),
 }
@@ -49,3 +52,14 @@ def bench(names: list[str] | None = None, rounds: int = 15, growth: bool = False
             raise unknown("section", name, SECTIONS)
     figures = [figure for name in track(chosen, "bench") for figure in SECTIONS[name](rounds)]
     return BenchReport(rounds, figures, measure_growth(max(2, rounds // 3)) if growth else [])
+
+
+def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The newer report, with the sections that only the older one has, where both are of one machine."""
+    if before.get("machine") != now["machine"]:
+        return now
+    again = {figure["section"] for figure in now["figures"]}
+    kept = [figure for figure in before["figures"] if figure["section"] in SECTIONS and figure["section"] not in again]
+    order = {name: k for k, name in enumerate(SECTIONS)}
+    figures = sorted(kept + now["figures"], key=lambda figure: order[figure["section"]])
+    return {**now, "figures": figures, "growth": now["growth"] or before["growth"]}

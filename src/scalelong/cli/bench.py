@@ -16,19 +16,22 @@ def bench(
     sections: Annotated[list[str] | None, typer.Argument(help="Sections to run; all of them by default.")] = None,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds in which all contestants take turns.")] = 15,
     growth: Annotated[bool, typer.Option("--growth", help="Also how costs grow with each size.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the figures here; other sections of that JSON file stay.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the plot of --growth here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Time training and sampling beside peers and beside the machine's limit.
 
     Processor time, contestants interleaved, medians with quartiles. Set OMP_NUM_THREADS=1 on a shared machine.
-    Sections: digits, cifar10-tiny, limit, update, unet, sampling, memory, first.
+    Sections: digits, cifar10-tiny, limit, update, unet, sampling, compiled, processes, memory, first.
 
     Example: scalelong bench digits --rounds 30
     """
     from scalelong.bench.growth import save_growth
     from scalelong.bench.suite import bench as run
+    from scalelong.bench.suite import joined
     from scalelong.files import FIGURES, check_target, write_text
 
     if out is not None:
@@ -38,11 +41,13 @@ def bench(
     report = run(sections or None, rounds, growth or plot is not None)
     if plot is not None:
         save_growth(report.growth, plot)
-    text = json_module.dumps(report.to_dict(), indent=2, ensure_ascii=False)
     if out is not None:
-        write_text(out, text + "\n")
+        record = report.to_dict()
+        if out.is_file():
+            record = joined(json_module.loads(out.read_text(encoding="utf-8")), record)
+        write_text(out, json_module.dumps(record, indent=2, ensure_ascii=False) + "\n")
     if json:
-        typer.echo(text)
+        typer.echo(json_module.dumps(report.to_dict(), indent=2, ensure_ascii=False))
     else:
         _print(report)
 
