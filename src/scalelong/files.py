@@ -63,6 +63,10 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
 def check_target(path: Path | str, *, suffixes: Sequence[str] = (), folder: bool = False) -> None:
     """Say at once, not after the work is done, that nothing can be written to `path` (a folder, where `folder`)."""
     path = Path(path)
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:  # safetensors, for one, cannot open it
+        raise ScaleLongError(f"{str(path)!a} is not a name in UTF-8; give another") from None
     if suffixes and path.suffix.lower() not in suffixes:
         raise ScaleLongError(f"{path} ends in {path.suffix!r}; these are written: {', '.join(suffixes)}")
     if path.exists() and path.is_dir() != folder:

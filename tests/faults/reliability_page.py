@@ -31,6 +31,11 @@ What a run relies on:
 - A lock of the operating system's keeps a second process out; it ends with its owner.
 - Weights that are not finite never become a checkpoint.
 - Weights are safetensors, everything else is JSON, text, images or plain arrays. No pickle is executed anywhere.
+- What can be refused is refused before the work: a folder or file that cannot be written, a sampler or extractor that
+  does not exist. On the way, a grid of samples that diverges is said and passed over; training goes on.
+- What comes from outside is bounded: a picture by 64 million pixels and 256 MiB, an archive by 200 times its size, a
+  caption by 10,000 characters. Links, pipes and devices in archives are refused, names stay inside the cache.
+- Names of runs and data, captions and figures are text wherever they are shown, in the page and in the terminal.
 
 Under `torchrun --max-restarts` with the c10d rendezvous on CPUs (gloo), set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`:
 without it restarted processes were seen to hang in gloo (once; the likely cause is addresses left by the former ones).

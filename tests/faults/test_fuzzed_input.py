@@ -71,7 +71,7 @@ WORDS = (
     " 4 ",
     "0x10",
 )
-patient = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+patient = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def accepts(action):
@@ -175,8 +175,7 @@ def try_setting(key, value, folder, log):
         from scalelong.cli import main
 
         bounded()
-        cheap = {"evaluate.n": 2, "evaluate.extractor": "efficientnet-lite0"}
-        chosen = {**TINY, "train.steps": 1, "sample.steps": 2, **cheap, key: value}
+        chosen = {**TINY, "train.steps": 1, "sample.steps": 2, key: value}
         with warnings_as_before():
             main(
                 ["train", "digits", f"--out={folder}", "-q", *(f"--set={name}={word}" for name, word in chosen.items())]
@@ -191,7 +190,8 @@ def try_setting(key, value, folder, log):
 def accepted_settings():
     for key in KEYS:
         for word in WORDS:
-            if key == "train.steps" or "\x00" in word or "\ud800" in word:
+            # Steps and evaluations that pass may take hours, as they should.
+            if key in ("train.steps", "evaluate.every") or "\x00" in word or "\ud800" in word:
                 continue
             try:
                 override(small_config(), {key: word})

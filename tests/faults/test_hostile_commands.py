@@ -1,8 +1,11 @@
 """Strange command lines of every command: each is refused in one sentence, before any work, and writes nothing."""
 
 import json
+import os
 import shlex
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -243,6 +246,20 @@ def test_a_run_named_like_markup_is_shown_as_it_is(capsys, tmp_path, run):
         said = capsys.readouterr().out
         assert not left.value.code
         assert MARKUP in said.replace("\n", ""), said
+
+
+def test_a_name_that_is_not_text_is_refused_before_training(capsys):
+    """safetensors cannot open such a folder: the first checkpoint would have been the end of the run."""
+    code, err = command_line(capsys, "train", "--out=\udcff\udcfe")
+    check_sentence(code, err, "is not a name in UTF-8")
+
+
+def test_a_terminal_without_greek_letters_shows_escapes():
+    """On such a terminal a table of κ was an error after all the work."""
+    words = [sys.executable, "-m", "scalelong", "kappa", "--data=digits", "--skips=3", "--samples=50"]
+    done = subprocess.run(words, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "kappa for 3 long skips" in done.stdout
 
 
 def test_progress_of_what_is_named_like_markup_is_shown(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -24,6 +25,9 @@ def main(argv: list[str] | None = None) -> None:
         )
         raise SystemExit(1) from None
 
+    for stream in (sys.stdout, sys.stderr):  # a terminal without κ, a file name that is no text: shown as escapes
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     if not debug:
         warnings.showwarning = _show_warning
     try:
