@@ -317,5 +317,3 @@ def _check_sizes(
             raise ScaleLongError(f"{name} is a number above 0, not {number!r}")
     if not 1 <= embed_dim * mlp_ratio < 2**31:
         raise ScaleLongError(f"mlp_ratio {mlp_ratio} gives an MLP {embed_dim * mlp_ratio:g} wide; 1 is the least")
-    if not 1 <= embed_dim * mlp_ratio < 2**31:
-        raise ScaleLongError(f"mlp_ratio {mlp_ratio} gives an MLP {embed_dim * mlp_ratio:g} wide; 1 is the least")
