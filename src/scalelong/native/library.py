@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from scalelong.files import cache_dir
+from scalelong.files import cache_dir, fsync_path, sha256
 
 SOURCE = Path(__file__).with_name("kernels.c")
 # Most first. The last needs nothing of the compiler but its vectors.
@@ -88,20 +89,39 @@ def sizes(tensors: Sequence[Tensor]) -> ctypes.Array[c_int64]:
 def _built(compiler: str) -> Path:
     """The compiled file, from the cache where this source was compiled for this processor."""
     key = hashlib.sha256(SOURCE.read_bytes() + f"{compiler} {FLAGS} {ALWAYS} {_processor()}".encode()).hexdigest()
-    target = cache_dir() / "kernels" / f"{key[:16]}.so"
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / "kernels.so"
+    folder = _place()
+    for found in sorted(folder.glob(f"{key[:16]}-*.so")):
+        if _is_ours(found) and found.stem.endswith(sha256(found)[:16]):  # half a library would end the process
+            return found
+    with tempfile.TemporaryDirectory(dir=folder) as aside:
+        made = Path(aside) / "kernels.so"
         for flags in FLAGS:
             command = [compiler, *ALWAYS, *flags, "-o", str(made), str(SOURCE), "-lm"]
             if subprocess.run(command, capture_output=True, timeout=120).returncode == 0:
                 break
         else:
             raise OSError("kernels.c does not compile here")
+        target = folder / f"{key[:16]}-{sha256(made)[:16]}.so"
+        os.chmod(made, 0o600)
+        fsync_path(made)
         os.replace(made, target)  # at once: others may be looking
     return target
+
+
+def _place() -> Path:
+    """The cache, or a folder of this process where others may write to the cache: what lies there would be run."""
+    folder = cache_dir() / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours(folder):
+        folder = Path(tempfile.mkdtemp(prefix="scalelong-kernels-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else can have written it."""
+    status = path.stat()
+    return not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not status.st_mode & 0o022)
 
 
 def _processor() -> str:
