@@ -79,11 +79,12 @@ def _forward(x: Tensor, shape: Shape, parameters: tuple[Tensor | None, ...]) -> 
     qkv = torch.mm(normed1, qkvw.t()) if qkvb is None else torch.addmm(qkvb, normed1, qkvw.t())
     attended, logs = attend(loaded, qkv.view(B, L, 3 * D), shape.heads)
     y = torch.addmm(projb, attended.view(B * L, D), projw.t()).add_(rows)  # type: ignore[arg-type]
-    normed2, mean2, rstd2 = torch.native_layer_norm(y, [D], n2w, n2b, shape.eps2)
+    normed2 = torch.native_layer_norm(y, [D], n2w, n2b, shape.eps2)[0]
     inner = torch.addmm(fc1b, normed2, fc1w.t())  # type: ignore[arg-type]
     active = gelu(inner)
     z = torch.addmm(fc2b, active, fc2w.t()).add_(y)  # type: ignore[arg-type]
-    kept = [x, normed1, mean1, rstd1, qkv, attended, logs, y, normed2, mean2, rstd2, inner, active]
+    # norm2's result is worked out again: what a block keeps is freed only when all of it is done
+    kept = [x, normed1, mean1, rstd1, qkv, attended, logs, y, inner, active]
     return z.view(B, L, D), kept
 
 
@@ -98,10 +99,10 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         (g,), saved = gradients, ctx.saved_tensors
-        x, parameters = saved[0], saved[13:]
+        x, parameters = saved[0], saved[10:]
         if torch.is_grad_enabled() or not usable(g := g.contiguous()):
             return _again(ctx, x, parameters, g)
-        _, normed1, mean1, rstd1, qkv, attended, logs, y, normed2, mean2, rstd2, inner, active = saved[:13]
+        _, normed1, mean1, rstd1, qkv, attended, logs, y, inner, active = saved[:10]
         n1w, n1b, qkvw, qkvb, projw, _, n2w, n2b, fc1w, _, fc2w, _ = parameters
         needs = ctx.needs_input_grad[2:]
         B, L, D = x.shape
@@ -109,6 +110,7 @@ class _Block(torch.autograd.Function):
         fc2 = _linear(g, active, needs[10:])
         back = torch.mm(g, fc2w)
         gelu_backward(back, inner, back)
+        normed2, mean2, rstd2 = torch.native_layer_norm(y, [D], n2w, n2b, ctx.shape.eps2)
         fc1 = _linear(back, normed2, needs[8:])
         dy, *norm2 = _layer_norm_backward(torch.mm(back, fc1w), y, [D], mean2, rstd2, n2w, n2b, _GRADIENTS)
         dy.add_(g)

@@ -69,13 +69,19 @@ def usable(*tensors: Tensor) -> bool:
             return False
     if (
         torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()  # a counter of FLOP, for example, sees operators only
+        or (torch._C._len_torch_dispatch_stack() and _operators_are_watched())
         or torch._C._get_tracing_state() is not None
         or torch.autograd.forward_ad._current_level >= 0
     ):
         return False
     loaded = library()
     return loaded is not None and (torch.get_num_threads() == 1 or bool(loaded.parallel()))
+
+
+def _operators_are_watched() -> bool:
+    """A counter of FLOP, for example, sees operators only; one of memory sees what kernels ask for as well."""
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return not all(getattr(mode, "watches_memory_only", False) for mode in modes)
 
 
 def pointers(tensors: Sequence[Tensor]) -> ctypes.Array[c_void_p]:
