@@ -27,10 +27,12 @@ What a run relies on:
   is whole the run stops: it never starts over silently.
 - The log is pushed to the disk before a checkpoint is, and cut to the checkpoint's step on a resume: no step twice,
   none missing.
-- A step is a function of (config, step), so a resumed run is bit for bit the run that was never stopped.
+- A step is a function of (config, step), so a resumed run is bit for bit the run that was never stopped (on the same
+  machine and software; the kernels in C, where there is a compiler, are part of that).
 - A lock of the operating system's keeps a second process out; it ends with its owner.
 - Weights that are not finite never become a checkpoint.
 - Weights are safetensors, everything else is JSON, text, images or plain arrays. No pickle is executed anywhere.
+  Compiled kernels are loaded from the cache only if their hash is in their name and nobody else can write there.
 - What can be refused is refused before the work: a folder or file that cannot be written, a sampler or extractor that
   does not exist. On the way, a grid of samples that diverges is said and passed over; training goes on.
 - What comes from outside is bounded: a picture by 64 million pixels and 256 MiB, an archive by 200 times its size, a

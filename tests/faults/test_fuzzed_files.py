@@ -21,7 +21,7 @@ from scalelong.data.captions import clean_caption
 from scalelong.data.dataset import ImageData
 from scalelong.errors import ScaleLongError
 
-patient = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+patient = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 VALUES = st.sampled_from(
     [None, True, 0, -1, 3, 10**400, 1.5, float("nan"), "", "x", "../x", "\x1b[31m", [], {}, [None], {"a": {}}, [[1]]]
 )

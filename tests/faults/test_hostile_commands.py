@@ -211,7 +211,7 @@ def refuse(capsys, tmp_path, monkeypatch, run, lines):
 
 
 def test_some_strange_command_lines_are_refused_in_a_sentence(capsys, tmp_path, monkeypatch, run):
-    refuse(capsys, tmp_path, monkeypatch, run, LINES[::4])
+    refuse(capsys, tmp_path, monkeypatch, run, LINES[::8])
 
 
 @pytest.mark.slow
@@ -254,6 +254,7 @@ def test_a_name_that_is_not_text_is_refused_before_training(capsys):
     check_sentence(code, err, "is not a name in UTF-8")
 
 
+@pytest.mark.slow
 def test_a_terminal_without_greek_letters_shows_escapes():
     """On such a terminal a table of κ was an error after all the work."""
     words = [sys.executable, "-m", "scalelong", "kappa", "--data=digits", "--skips=3", "--samples=50"]
@@ -293,7 +294,7 @@ VALUES = st.sampled_from(
 GOOD = json.loads(json.dumps(evaluation()))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(place=st.sampled_from(list(places(GOOD))), other=VALUES)
 def test_any_evaluation_is_ranked_or_refused(capsys, tmp_path, place, other):
     for name, value in (("a.json", GOOD), ("b.json", planted(GOOD, place, other))):
@@ -315,7 +316,7 @@ FILES = {"evaluation.json": GOOD, "distance.json": GOOD, "robustness.json": ROBU
          "resources.json": {"cpu_seconds": 1.0, "peak_memory": 1.0}}  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     where=st.sampled_from([(name, place) for name, value in FILES.items() for place in places(value)]),
     other=VALUES,

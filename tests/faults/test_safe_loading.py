@@ -234,6 +234,7 @@ def test_every_pickle_among_weights_and_statistics_does_not_run(capsys, tmp_path
 # ------------------------------------------------------------------------------------------ compiled kernels
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="kernels need a C compiler")
 def test_compiled_kernels_are_run_only_if_whole_and_our_own(tmp_path, monkeypatch, note):
     """What is kept compiled is code: a torn file would end the process, another's file would be run."""
