@@ -136,6 +136,7 @@ def draw_figure_1(data: dict[str, Any], figure: Figure) -> None:
         seed = panel["seeds"][0]
         _trace(left, panel["lines"], seed)
         left.set(title=f"{panel['label']}, seed {seed}", ylabel="‖h_N‖, middle block's output")
+        left.set_ylim(bottom=0)
         for variant, spreads in panel["by_skip"].items():
             right.plot(range(1, len(spreads) + 1), spreads, "o-", color=colour(variant), label=label(variant))
         right.set(title="oscillation in the second half, mean over seeds", xlabel="long skip i (N: middle block)")
@@ -148,7 +149,7 @@ def _trace(ax: Axes, lines: list[dict[str, Any]], seed: int) -> None:
     for line in lines:
         if line["seed"] == seed:
             ax.plot(line["steps"], line["norm"], lw=1, color=colour(line["variant"]), label=label(line["variant"]))
-    ax.set(xlabel="step", ylim=(0, None))
+    ax.set(xlabel="step")
 
 
 def draw_figure_12(data: dict[str, Any], figure: Figure) -> None:
@@ -159,5 +160,6 @@ def draw_figure_12(data: dict[str, Any], figure: Figure) -> None:
             _trace(ax, panel["lines"], seed)
             ax.set_title(f"{panel['label']}, seed {seed}")
         row[0].set_ylabel("‖h_N‖, middle block's output")
+        row[0].set_ylim(bottom=0)  # of all, once everything is drawn
         if panel["lines"]:
             row[0].legend(fontsize=8)

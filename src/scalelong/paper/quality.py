@@ -84,7 +84,7 @@ def curve_key(trained: Trained) -> str:
 
 def figure_5(studies: Sequence[Trained], size: str) -> Outcome:
     claims: list[Claim] = []
-    tables, panels = [], []
+    tables, panels, never = [], [], []
     for trained in studies:
         key = curve_key(trained)
         claims += ratio_claims(trained, trained.loss, TITLES[trained.loss], OURS)
@@ -100,13 +100,18 @@ def figure_5(studies: Sequence[Trained], size: str) -> Outcome:
                         "at least 1.5×",
                     )
                 )
+                if late := trained.never(variant, "none", key):
+                    never.append(
+                        f"{where(trained)}{label(variant)} never got there in {len(late)} of {len(trained.seeds)} "
+                        "seeds: the interval is then one of bounds and narrower than the truth."
+                    )
         tables.append(means_table(trained, ends(trained)[:1], "none"))
         panels.append(_panel(trained, key))
     note = (
         "Sooner: the steps at which no scaling first was at its own final value over the variant's, seed by seed. "
         "A run that never got there counts with the greatest factor it could still have, which flatters it."
     )
-    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, (note,))
+    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, (note, *never))
 
 
 def figure_6(studies: Sequence[Trained], size: str) -> Outcome:

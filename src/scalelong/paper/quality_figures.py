@@ -50,7 +50,7 @@ def against(lines: list[dict[str, Any]], variant: str, baseline: str) -> tuple[l
 
 
 def draw_bars(data: dict[str, Any], figure: Figure) -> None:
-    """A dot a seed and a line at the mean, variants across."""
+    """A dot a seed and a bar at the mean, variants across; thin lines join the runs of one seed."""
     panels = data["panels"]
     columns = max(len(panel["measures"]) for panel in panels)
     stacked = columns > 1
@@ -65,6 +65,10 @@ def draw_bars(data: dict[str, Any], figure: Figure) -> None:
                     ax.plot([x] * len(found), found, "o", ms=5, alpha=0.7, color=colour(variant))
                     mean = sum(found) / len(found)
                     ax.plot([x - 0.3, x + 0.3], [mean, mean], "-", color=colour(variant))
-            names = [label(variant) for variant in measure["values"]]
+            variants = list(measure["values"])
+            for seed in dict.fromkeys(seed for values in measure["values"].values() for seed in values):
+                line = [measure["values"][variant].get(seed, math.nan) for variant in variants]
+                ax.plot(range(len(variants)), line, "-", lw=0.8, color="#999999", zorder=0)
+            names = [label(variant) for variant in variants]
             ax.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=8)
             ax.set(title=panel["label"], ylabel=measure["title"].split(",")[0])

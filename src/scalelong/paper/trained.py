@@ -73,6 +73,11 @@ class Trained:
         arrived = {seed: last[seed] if step is None else step for seed, step in found.steps.items()}
         return paired_ratio(found.baseline, arrived)
 
+    def never(self, variant: str, baseline: str, key: str) -> list[int]:
+        """The seeds in which the variant never was at the baseline's final value."""
+        found = acceleration(self.curves(variant, key), self.curves(baseline, key))
+        return [] if found is None else [seed for seed, step in found.steps.items() if step is None]
+
     def watch(self, variant: str, seed: int) -> WatchLog | None:
         """The monitor's log of one run."""
         folder = next((run.folder for run in self.of(variant) if run.seed == seed), None)
