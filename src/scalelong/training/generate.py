@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from scalelong.diffusion import sample
 from scalelong.errors import ScaleLongError, unknown
 from scalelong.models.denoiser import Denoiser
+from scalelong.native import keep_memory
 from scalelong.training.config import Config
 from scalelong.training.examples import Facts
 
@@ -38,6 +39,8 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
     y = _labels(facts, request)
     context, empty = _tokens(config, request)
     latent = config.data.vae is not None
+    if all(parameter.device.type == "cpu" for parameter in net.parameters()):
+        keep_memory()
     batches = sample(
         Denoiser(net),
         request.n,
