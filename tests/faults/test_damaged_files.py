@@ -87,7 +87,7 @@ def go_through(capsys, runs, tmp_path, cases, rng, note=None):
 def test_some_damage_to_many_files(capsys, runs, tmp_path):
     rng = random.Random(3)
     names = files_of(runs[0])
-    go_through(capsys, runs, tmp_path, [(name, DAMAGES[k % 6]) for k, name in enumerate(names)][::3], rng)
+    go_through(capsys, runs, tmp_path, [(name, DAMAGES[k % 6]) for k, name in enumerate(names)][::5], rng)
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ LINE = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINE, max_size=8), torn=st.booleans(), step=st.integers(0, 9))
 def test_any_log_is_cut_at_a_step_and_read(tmp_path, lines, torn, step):
     path = tmp_path / "metrics.jsonl"
@@ -192,7 +192,7 @@ def test_any_log_is_cut_at_a_step_and_read(tmp_path, lines, torn, step):
     assert read_lines(path)[-1] == {"step": step + 1}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=st.dictionaries(st.sampled_from(["config", "data", "shapes", "class_names", "x"]), VALUES, max_size=5))
 def test_any_config_json_is_a_run_or_a_sentence(tmp_path, value):
     (tmp_path / "config.json").write_text(json.dumps(value))
