@@ -42,7 +42,7 @@ def test_an_item_that_has_not_been_run_is_said_not_to_have_been(tmp_path):
 def test_claims_intervals_and_verdicts_stand_on_the_page(tmp_path):
     write_text(tmp_path / "table-4.json", to_json(made()))
     text = page(tmp_path, tmp_path / "paper.md")
-    assert f"| CS lowers a\\|b | FID 2.98 / 3.11 | below 1 | 0.612 [0.5, 0.7] | **{AGREES}** |" in text
+    assert f"| CS lowers a\\|b | FID 2.98 / 3.11 | below 1 | 0.6123 [0.5, 0.7] | **{AGREES}** |" in text
     assert f"| LS lowers a |  | below 1 | 0.9 [0.7, 1.1] | **{UNSEEN}** |" in text
     assert "| [table-4](#table-4) | The direction of scaling | 1 | 1 |  |  |" in text
     assert "Here: 2 steps." in text

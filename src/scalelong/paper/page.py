@@ -126,8 +126,8 @@ def measured(claim: dict[str, Any]) -> str:
     if found is None:
         return "–"
     if found["low"] is None:
-        return f"{found['mean']:.3g}"
-    return f"{found['mean']:.3g} [{found['low']:.3g}, {found['high']:.3g}]"
+        return f"{found['mean']:.4g}"
+    return f"{found['mean']:.4g} [{found['low']:.4g}, {found['high']:.4g}]"
 
 
 def _cell(text: str) -> str:
