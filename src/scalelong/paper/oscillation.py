@@ -37,7 +37,20 @@ def figure_1(studies: Sequence[Trained], size: str) -> Outcome:
         ]
         tables.append(means_table(trained, measures, "none"))
         panels.append(_traces(trained, trained.variants) | {"by_skip": _by_skip(trained)})
-    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, (MEANING,))
+    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, (MEANING, *_sizes(studies)))
+
+
+def _sizes(studies: Sequence[Trained]) -> list[str]:
+    """How large the oscillation is at all, beside its ratios."""
+    notes = []
+    for trained in studies:
+        found = [e.mean for v in trained.variants if (e := trained.mean(v, "feature_oscillation")) is not None]
+        if found:
+            notes.append(
+                f"{where(trained)}one step moves the features' norms by {min(found):.2%} (the calmest variant) to "
+                f"{max(found):.2%} (the least calm). Ratios between such figures are not instability by themselves."
+            )
+    return notes
 
 
 MEANING = (
