@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from fault_runs import check_sentence, command_line, places, planted, small_config, warnings_as_before
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from scalelong.cli import main
@@ -296,6 +296,7 @@ GOOD = json.loads(json.dumps(evaluation()))
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(place=st.sampled_from(list(places(GOOD))), other=VALUES)
+@example(place=("frechet",), other=10**400)
 def test_any_evaluation_is_ranked_or_refused(capsys, tmp_path, place, other):
     for name, value in (("a.json", GOOD), ("b.json", planted(GOOD, place, other))):
         (tmp_path / name).write_text(json.dumps(value))

@@ -73,7 +73,8 @@ class Card:
                 }
             )
         except TypeError as error:
-            raise ScaleLongError(f"the card cannot be read ({error})") from None
+            said = str(error).replace("got an unexpected keyword argument", "does not know")
+            raise ScaleLongError(f"the card cannot be read ({said})") from None
 
 
 # What two figures must share to be ranked, as (what it is called, how it is read from a card).

@@ -69,7 +69,8 @@ class Evaluation:
             card = Card.from_dict(facts["card"])
             found = cls(facts["frechet"], kid=facts["kid"], kid_spread=facts["kid_spread"], card=card, **intervals)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ScaleLongError(f"this evaluation cannot be read: {error}") from None
+            said = str(error).replace("got an unexpected keyword argument", "does not know")
+            raise ScaleLongError(f"this evaluation cannot be read: {said}") from None
         for part in (found, card, card.reference, card.generation, found.frechet_interval, found.kid_interval):
             if part is not None:
                 check_fields(part)

@@ -28,5 +28,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
     if hint in (int, float):
+        if isinstance(value, int) and abs(value) > 1e300:  # JSON may hold what no float does
+            return False
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
     return hint is Any or isinstance(value, hint)
