@@ -1,6 +1,5 @@
 """Runs of a network so small that a step takes milliseconds, processes that can be killed, and the command line."""
 
-import dataclasses
 import hashlib
 import os
 import signal
@@ -11,33 +10,19 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
-from scalelong.training.config import override
-from scalelong.training.presets import preset
 from scalelong.training.run import Run, read_lines
+from tiny_runs import tiny_config, tiny_settings
 
-TINY = {
-    "model.embed_dim": 16,
-    "model.depth": 4,
-    "model.num_heads": 2,
-    "train.batch_size": 8,
-    "train.steps": 6,
-    "train.warmup": 2,
-    "train.log_every": 1,
-    "checkpoint.every": 1,
-    "validate.n": 8,
-    "sample.n": 0,
-    "monitor.every": 0,
-}
+OFTEN = {"checkpoint__every": 1, "validate__n": 8}  # a checkpoint a step: something to lose at any moment
 
 
 def small_config(name="digits", scaling=None, **settings):
-    config = override(preset(name), {**TINY, **{key.replace("__", "."): value for key, value in settings.items()}})
-    return config if scaling is None else dataclasses.replace(config, scaling=scaling.to_dict())
+    return tiny_config(name, scaling, **{**OFTEN, **settings})
 
 
 def as_arguments(**settings):
     """The same run for the command line."""
-    values = {**TINY, **{key.replace("__", "."): value for key, value in settings.items()}}
+    values = tiny_settings(**{**OFTEN, **settings})
     return ["train", "digits", *(f"--set={key}={value}" for key, value in values.items())]
 
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from fault_runs import (
-    TINY,
     as_arguments,
     check_sentence,
     command_line,
@@ -29,6 +28,7 @@ from scalelong.errors import ScaleLongError
 from scalelong.scaling import Scaling, parse_scaling
 from scalelong.training.config import Config, known_keys, override, parse_settings
 from scalelong.training.loop import train
+from tiny_runs import tiny_settings
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.integers(10**300, 10**310) | st.floats() | st.text(max_size=6),
@@ -175,7 +175,7 @@ def try_setting(key, value, folder, log):
         from scalelong.cli import main
 
         bounded()
-        chosen = {**TINY, "train.steps": 1, "sample.steps": 2, key: value}
+        chosen = {**tiny_settings(train__steps=1, sample__steps=2), key: value}
         with warnings_as_before():
             main(
                 ["train", "digits", f"--out={folder}", "-q", *(f"--set={name}={word}" for name, word in chosen.items())]

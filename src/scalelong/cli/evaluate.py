@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from scalelong.evaluation import Comparison, Evaluation
 
 
-PRECISIONS = ("fp32", "bf16", "fp16")
-
-
 def evaluate(
     runs: Annotated[
         list[Path] | None,
@@ -143,8 +140,7 @@ def _request(
 ) -> Any:
     from scalelong.diffusion import get_process
     from scalelong.diffusion.samplers import get_sampler
-    from scalelong.errors import unknown
-    from scalelong.training.generate import Request
+    from scalelong.training.generate import Request, autocast_type
     from scalelong.training.run import Run
 
     config = Run(run).config()
@@ -161,8 +157,7 @@ def _request(
     # What is wrong is told now, not when the reference has been made.
     chosen = get_sampler(request.sampler)
     chosen.check(get_process(config.diffusion.process), chosen.evaluations(request.steps))
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
+    autocast_type(precision)
     return request
 
 

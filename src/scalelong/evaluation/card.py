@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from scalelong.errors import ScaleLongError
+from scalelong.evaluation.fields import said
 from scalelong.evaluation.reference import ReferenceCard
 
 FORMAT = 1  # of evaluation.json
@@ -73,8 +74,7 @@ class Card:
                 }
             )
         except TypeError as error:
-            said = str(error).replace("got an unexpected keyword argument", "does not know")
-            raise ScaleLongError(f"the card cannot be read ({said})") from None
+            raise ScaleLongError(f"the card cannot be read ({said(error)})") from None
 
 
 # What two figures must share to be ranked, as (what it is called, how it is read from a card).

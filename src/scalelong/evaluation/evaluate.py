@@ -15,7 +15,7 @@ from scalelong.errors import EvaluationWarning, ScaleLongError, suggestion
 from scalelong.evaluation.card import FORMAT, Card, Generation
 from scalelong.evaluation.extractors import FeatureExtractor, build_extractor
 from scalelong.evaluation.features import BATCH, Extracted, extract
-from scalelong.evaluation.fields import check_fields
+from scalelong.evaluation.fields import check_fields, said
 from scalelong.evaluation.frechet import FrechetDistance, frechet_distance
 from scalelong.evaluation.images import image_stream, place
 from scalelong.evaluation.interval import Interval, bootstrap
@@ -69,8 +69,7 @@ class Evaluation:
             card = Card.from_dict(facts["card"])
             found = cls(facts["frechet"], kid=facts["kid"], kid_spread=facts["kid_spread"], card=card, **intervals)
         except (KeyError, TypeError, AttributeError) as error:
-            said = str(error).replace("got an unexpected keyword argument", "does not know")
-            raise ScaleLongError(f"this evaluation cannot be read: {said}") from None
+            raise ScaleLongError(f"this evaluation cannot be read: {said(error)}") from None
         for part in (found, card, card.reference, card.generation, found.frechet_interval, found.kid_interval):
             if part is not None:
                 check_fields(part)

@@ -19,6 +19,11 @@ def check_fields(part: Any) -> None:
             raise ScaleLongError(f"{field.name} is {str(value)[:40]!r}, which cannot be")
 
 
+def said(error: Exception) -> str:
+    """What a dataclass says of fields that it cannot take, for people."""
+    return str(error).replace("got an unexpected keyword argument", "does not know")
+
+
 def _fits(value: Any, hint: Any) -> bool:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):

@@ -56,7 +56,7 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
         guidance=request.guidance,
         null_y=facts.null_y,
         null_context=empty,
-        autocast=_autocast(request.precision),
+        autocast=autocast_type(request.precision),
         clip=not latent,
     )
     return (to_uint8(_decoded(batch, config) if latent else batch) for batch in batches)
@@ -130,7 +130,8 @@ def _decoded(latents: Tensor, config: Config) -> Tensor:
     return decode_latents(latents, config.data.vae, config.data.latent_scale)
 
 
-def _autocast(precision: str) -> torch.dtype | None:
+def autocast_type(precision: str) -> torch.dtype | None:
+    """What the network is run in; None: float32 throughout."""
     options = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
     if precision not in options:
         raise unknown("precision", precision, options)

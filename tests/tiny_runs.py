@@ -1,4 +1,4 @@
-"""A run small enough that a test can train it many times."""
+"""A run small enough that a test can train it many times, as a config and as a command."""
 
 import dataclasses
 
@@ -21,5 +21,10 @@ TINY = {
 
 
 def tiny_config(name="digits", scaling=None, **settings):
-    config = override(preset(name), {**TINY, **{key.replace("__", "."): value for key, value in settings.items()}})
+    config = override(preset(name), tiny_settings(**settings))
     return config if scaling is None else dataclasses.replace(config, scaling=scaling.to_dict())
+
+
+def tiny_settings(**settings):
+    """TINY with `train__steps=3` and the like instead."""
+    return {**TINY, **{key.replace("__", "."): value for key, value in settings.items()}}
