@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from scalelong.native import GELU, AdamW, attention, available, average_, clip_
+from scalelong.native import GELU, AdamW, attention, available, average_, clip_, norms
 from scalelong.native.attention import by_formula, by_torch
 from scalelong.native.library import library, usable
 
@@ -152,6 +152,21 @@ def test_clipping_is_torchs(limit: float) -> None:
     torch.testing.assert_close(mine, norm)
     for parameter, g in zip(parameters, gradients, strict=True):
         torch.testing.assert_close(g, parameter.grad, equal_nan=True)
+
+
+@needs_compiler
+def test_norms_and_distances_are_those_of_float64() -> None:
+    a = [torch.randn(n) for n in (1, 7, 4096, 4097, 10_000)] + [torch.randn(3, 5), torch.zeros(0)]
+    b = [x + 1e-4 * torch.randn_like(x) for x in a]  # close together: nothing may cancel
+    for found, expected in (
+        (norms(a), [x.double().norm() for x in a]),
+        (norms(a, less=b), [(x - y).double().norm() for x, y in zip(a, b, strict=True)]),
+    ):
+        assert found is not None
+        torch.testing.assert_close(found, torch.stack(expected), rtol=1e-6, atol=0)
+    assert norms([torch.tensor([1.0, float("nan")])]).isnan().all()  # type: ignore[union-attr]
+    assert norms([torch.ones(2).double()]) is None
+    assert norms([torch.ones(2)], less=[torch.ones(2).double()]) is None
 
 
 def test_the_average_is_the_formulas() -> None:

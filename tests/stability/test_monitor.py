@@ -59,6 +59,30 @@ def test_probe_norms_are_those_of_the_features_at_the_joins(cs_run):
     assert entry["probe"]["blocks"][-1] == pytest.approx(expected["output"], **CLOSE)
 
 
+class InPlace(nn.Module):
+    """Blocks that hand on the same tensor, changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Hardtanh(0.0, 1.0, inplace=True)
+        self.second.weight = nn.Parameter(torch.ones(1))  # a block has parameters
+
+    def forward(self, x, t):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_tensor_that_was_changed_in_place_has_its_new_norm(inference):
+    net = InPlace()
+    monitor = StabilityMonitor(net, (x := torch.randn(8, 4), torch.zeros(8)), every=1)
+    with torch.inference_mode(inference), monitor.step(1):
+        out = net(x, None)
+    expected = [rms(net.first(x)), rms(out), rms(out)]
+    assert expected[0] > expected[1]
+    for seen in ("probe", "train"):
+        assert monitor.last[seen]["blocks"] == pytest.approx(expected, **CLOSE)
+
+
 def test_training_norms_are_those_of_the_step_s_own_batch(cs_run):
     entry, net, *_ = cs_run
     x, t, _ = batch(8)

@@ -291,8 +291,8 @@ void attention_backward(
 
 /* ------------------------------------------------------------------------------------------- the update */
 
-/* Σ x² over all tensors, in double. */
-double squares(int tensors, const int64_t *sizes, float *const *x) {
+/* each = Σ x², or Σ (x - y)² where there is a y, of every tensor in double; their sum. */
+double squares(int tensors, const int64_t *sizes, float *const *x, float *const *y, double *each) {
   double whole = 0;
   for (int t = 0; t < tensors; t++) {
     double sum = 0;
@@ -301,11 +301,19 @@ double squares(int tensors, const int64_t *sizes, float *const *x) {
       int64_t end = start + 4096 < n ? start + 4096 : n, k = start;
       vec part[4] = {{0}, {0}, {0}, {0}};
       for (; k + 4 * W <= end; k += 4 * W)
-        for (int j = 0; j < 4; j++) part[j] += load(x[t] + k + j * W) * load(x[t] + k + j * W);
+        for (int j = 0; j < 4; j++) {
+          vec value = load(x[t] + k + j * W);
+          if (y) value -= load(y[t] + k + j * W);
+          part[j] += value * value;
+        }
       float rest = 0;
-      for (; k < end; k++) rest += x[t][k] * x[t][k];
+      for (; k < end; k++) {
+        float value = y ? x[t][k] - y[t][k] : x[t][k];
+        rest += value * value;
+      }
       sum += (double)total(part[0] + part[1] + part[2] + part[3]) + rest;
     }
+    each[t] = sum;
     whole += sum;
   }
   return whole;

@@ -33,7 +33,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "gelu_backward": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int]),
     "attention_forward": (None, [c_void_p] * 3 + [c_int] * 5),
     "attention_backward": (None, [c_void_p] * 5 + [c_int] * 5),
-    "squares": (c_double, [c_int, SIZES, POINTERS]),
+    "squares": (c_double, [c_int, SIZES, POINTERS, POINTERS, ctypes.POINTER(c_double)]),
     "scale": (None, [c_int, SIZES, POINTERS, c_float]),
     "average": (None, [c_int, SIZES, POINTERS, POINTERS, c_float]),
     "adamw": (None, [c_int, SIZES] + [POINTERS] * 4 + [c_float] * 6),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import c_double
 from typing import Any
 
 import torch
@@ -17,12 +18,24 @@ def clip_(gradients: Sequence[Tensor], limit: float) -> Tensor | None:
     loaded = library() if gradients and usable(*gradients) else None
     if loaded is None:
         return None
-    counts, places = sizes(gradients), pointers(gradients)
-    norm = torch.tensor(loaded.squares(len(gradients), counts, places), dtype=torch.float64).sqrt().float()
+    counts, places, each = sizes(gradients), pointers(gradients), (c_double * len(gradients))()
+    whole = loaded.squares(len(gradients), counts, places, None, each)
+    norm = torch.tensor(whole, dtype=torch.float64).sqrt().float()
     factor = limit / (norm.item() + 1e-6)
     if not factor >= 1.0:  # NaN too
         loaded.scale(len(gradients), counts, places, factor)
     return norm
+
+
+@torch.no_grad()
+def norms(tensors: Sequence[Tensor], less: Sequence[Tensor] | None = None) -> Tensor | None:
+    """The norm of every tensor, or of what remains without that of `less`, in float64. None: not possible here."""
+    loaded = library() if tensors and usable(*tensors, *(less or ())) else None
+    if loaded is None:
+        return None
+    each = (c_double * len(tensors))()
+    loaded.squares(len(tensors), sizes(tensors), pointers(tensors), None if less is None else pointers(less), each)
+    return torch.tensor(each[:], dtype=torch.float64).sqrt_()
 
 
 @torch.no_grad()

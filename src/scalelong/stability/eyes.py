@@ -6,6 +6,7 @@ Nothing is read from the device until `Recorder.norms()`; nothing is kept but no
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from scalelong.skips.application import scaling_of
 from scalelong.skips.description import _first_tensor
 from scalelong.skips.hooks import _argument_of, split_trailing
 from scalelong.skips.sites import Site
+from scalelong.stability.reading import read
 from scalelong.stability.watched import ROOT, Watched
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -51,6 +53,7 @@ class Recorder:
         self.keys: list[int] = []
         self.values: list[Tensor] = []
         self.kappas: dict[int, list[Tensor]] = {}
+        self.known: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}  # by id: what a block gives the next takes
         self.batch = 0
         self.rows = 0
         self.autocast: dict[str, torch.dtype | None] = {}
@@ -59,27 +62,33 @@ class Recorder:
     def saw(self, keys: tuple[int, ...], x: Tensor | None) -> None:
         if x is None or x.ndim == 0 or not x.is_floating_point():
             return
-        x = x.detach()
-        wide = torch.promote_types(x.dtype, torch.float32)
-        n = self.samples
-        if n is None:
-            norm = torch.linalg.vector_norm(x, dtype=wide)
-            self.rows = self.rows or x.shape[0]
-        elif x.shape[0] % n == 0 and x.numel():
-            norm = torch.linalg.vector_norm(x.reshape(n, -1), dim=1, dtype=wide)
-        else:  # the batch's axis is not the first: every sample has its share
-            norm = (torch.linalg.vector_norm(x, dtype=wide) / math.sqrt(n)).expand(n)
+        held = self.known.get(id(x))
+        if held is None or held[0]() is not x or held[1] != x._version:
+            norm = self._norm(x.detach())
+            if not x.is_inference():  # an inference tensor does not count its changes
+                self.known[id(x)] = (weakref.ref(x), x._version, norm)
+        else:
+            norm = held[2]
         for key in keys:
             self.keys.append(key)
             self.values.append(norm)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        wide, n = torch.promote_types(x.dtype, torch.float32), self.samples
+        if n is None:
+            self.rows = self.rows or x.shape[0]
+            return torch.linalg.vector_norm(x, dtype=wide)
+        if x.shape[0] % n == 0 and x.numel():
+            return torch.linalg.vector_norm(x.reshape(n, -1), dim=1, dtype=wide)
+        # the batch's axis is not the first: every sample has its share
+        return (torch.linalg.vector_norm(x, dtype=wide) / math.sqrt(n)).expand(n)
 
     def norms(self) -> Norms | None:
         """One look at the device. None where nothing passed."""
         if not self.values:
             return None
-        place, wide = self.values[0].device, torch.float64 if self.values[0].device.type != "mps" else torch.float32
-        values = torch.stack([v.to(place, wide) for v in self.values]).cpu().double()  # (calls,) or (calls, n)
-        kappas = {i: torch.stack([k.to(place) for k in each]) for i, each in self.kappas.items()}  # (calls, 3)
+        values = read(self.values)  # (calls,) or (calls, n)
+        kappas = {i: read(each) for i, each in self.kappas.items()}  # (calls, 3)
         keys = torch.tensor(self.keys)
         squares = torch.zeros(self.size, *values.shape[1:], dtype=torch.float64).index_add_(0, keys, values.square())
         seen = torch.zeros(self.size, dtype=torch.bool)
@@ -246,5 +255,4 @@ class _KappaEye(_Eye):
 
 def _together(calls: Tensor) -> tuple[float, float, float]:
     """(calls, 3) → mean, least and greatest over all calls."""
-    calls = calls.double().cpu()
     return float(calls[:, 0].mean()), float(calls[:, 1].min()), float(calls[:, 2].max())

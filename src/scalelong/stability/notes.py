@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from scalelong.stability.journal import number
+from scalelong.stability.reading import read
 
 MOST = 10_000  # notes kept where nobody looks
 
@@ -48,9 +49,9 @@ class Notes:
 
         Gradient norms of steps up to `after`, the last look, are left out: it has seen them itself.
         """
-        gradients = _read([norm for _, norm in self._gradients])
-        steps = [step for step, _ in self._gradients]
-        noted = [(step, norm) for step, norm in zip(steps, gradients, strict=True) if step > after]
+        since = [(step, norm) for step, norm in self._gradients if step > after]
+        norms = read([norm for _, norm in since]).tolist() if since else []
+        noted = [(step, norm) for (step, _), norm in zip(since, norms, strict=True)]
         losses = list(self._losses)
         self._losses.clear()
         self._gradients.clear()
@@ -59,12 +60,11 @@ class Notes:
         if not losses:
             return Noted(None, finite, None, bad_gradient)
         values = torch.cat([v.to(losses[0][1].device, torch.float32) for _, v, _ in losses]).cpu().double()
-        by_step: dict[int, list[Tensor]] = {}
-        start = 0
-        for step, each, _ in losses:
-            by_step.setdefault(step, []).append(values[start : start + len(each)])
-            start += len(each)
-        means = {step: float(torch.cat(parts).mean()) for step, parts in by_step.items()}
+        steps, place = torch.unique(
+            torch.tensor([step for step, v, _ in losses for _ in range(len(v))]), return_inverse=True
+        )
+        sums = torch.zeros(len(steps), dtype=torch.float64).index_add_(0, place, values) / place.bincount()
+        means = dict(zip(steps.tolist(), sums.tolist(), strict=True))
         bad_loss = next((step for step, mean in means.items() if not math.isfinite(mean)), None)
         good = {step: mean for step, mean in means.items() if math.isfinite(mean)}
         summary: dict[str, Any] = {"mean": None, "max": None, "at": None, "steps": len(means)}
@@ -89,11 +89,3 @@ def _means(values: Tensor, bins: Tensor, count: int) -> list[float | None]:
         here = values[(bins == k) & values.isfinite()]
         means.append(number(float(here.mean())) if len(here) else None)
     return means
-
-
-def _read(scalars: list[Tensor]) -> list[float]:
-    if not scalars:
-        return []
-    place = scalars[0].device
-    read: list[float] = torch.stack([s.to(place, torch.float32) for s in scalars]).tolist()
-    return read

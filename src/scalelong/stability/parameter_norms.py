@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from scalelong.errors import ScaleLongError
+from scalelong.native import norms
+from scalelong.stability.reading import read
 from scalelong.stability.watched import ROOT, Watched
 
 ROOM = 1 << 24  # numbers that a difference may take at a time: 64 MB
@@ -40,16 +42,14 @@ class ParameterNorms:
         held = [(k, _dense(p.grad)) for k, p in zip(self.places, self.parameters, strict=True) if p.grad is not None]
         if not held:
             return None
-        norms = self._by_block([k for k, _ in held], _norms([g for _, g in held]))
-        return BlockNorms(norms.total / scale, norms.blocks / scale, norms.bad)
+        found = self._by_block([k for k, _ in held], _norms([g for _, g in held]))
+        return BlockNorms(found.total / scale, found.blocks / scale, found.bad)
 
     @torch.no_grad()
     def drift(self, ema: list[Tensor]) -> BlockNorms:
         """‖θ − θ̄‖/‖θ̄‖ over all parameters and over each block's, where θ̄ is the average."""
-        apart: list[Tensor] = []
-        for mine, theirs in _chunks(self.parameters, ema):  # the differences need room
-            apart += _norms(list(torch._foreach_sub(mine, theirs)))
-        distance, size = self._by_block(self.places, apart), self._by_block(self.places, _norms(ema))
+        distance = self._by_block(self.places, _distances(self.parameters, ema))
+        size = self._by_block(self.places, _norms(ema))
         return BlockNorms(distance.total / (size.total or math.nan), distance.blocks / size.blocks)
 
     def average_of(self, ema: Any) -> list[Tensor]:
@@ -69,9 +69,8 @@ class ParameterNorms:
             )
         return tensors
 
-    def _by_block(self, places: list[int], norms: list[Tensor]) -> BlockNorms:
+    def _by_block(self, places: list[int], each: Tensor) -> BlockNorms:
         """From one norm a parameter to one a block."""
-        each = torch.stack([n.to(norms[0].device, torch.float32) for n in norms]).cpu().double()
         where = torch.tensor(places)
         squares = torch.zeros(self.count, dtype=torch.float64).index_add_(0, where, each.square())
         there = torch.zeros(self.count, dtype=torch.bool)
@@ -81,11 +80,22 @@ class ParameterNorms:
         return BlockNorms(total, torch.where(there, squares.sqrt(), math.nan), bad[-1] if bad else None)
 
 
-def _norms(tensors: list[Tensor]) -> list[Tensor]:
-    """One norm a tensor, in as few kernels as there are devices and dtypes."""
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    """One norm a tensor, in as few kernels as there are devices and dtypes. One look at the device."""
+    found = norms(tensors)
+    if found is not None:
+        return found
     if len({(t.device, t.dtype) for t in tensors}) == 1:
-        return list(torch._foreach_norm(tensors))
-    return [torch.linalg.vector_norm(t) for t in tensors]
+        return read(torch._foreach_norm(list(tensors)))
+    return read([torch.linalg.vector_norm(t) for t in tensors])
+
+
+def _distances(mine: list[nn.Parameter], theirs: list[Tensor]) -> Tensor:
+    """The norms of the differences."""
+    found = norms(mine, less=theirs)
+    if found is not None:
+        return found
+    return torch.cat([_norms(torch._foreach_sub(*part)) for part in _chunks(mine, theirs)])
 
 
 def _chunks(mine: list[nn.Parameter], theirs: list[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
