@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_runs import tiny_config
 
 from scalelong import LearnableScaling, ScaleLongError, load_run
 from scalelong.cli import main
 from scalelong.training.generate import Request, generate, label_of, to_uint8
 from scalelong.training.loop import train
+from tiny_runs import tiny_config
 
 REPOSITORY = Path(__file__).parents[2]
 

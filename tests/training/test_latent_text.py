@@ -1,4 +1,4 @@
-"""Text-to-image on latents, as the paper's MS-COCO runs: a small autoencoder and a small CLIP made here, by path."""
+"""Text-to-image: on latents as the paper's MS-COCO runs, and samples that show what the prompt says."""
 
 import json
 
@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL
-from PIL import Image
-from tiny_runs import tiny_config
+from PIL import Image, ImageDraw
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from scalelong import ConstantScaling, load_run
 from scalelong.training.generate import Request, generate
 from scalelong.training.loop import train
 from scalelong.training.run import read_lines
+from tiny_runs import tiny_config
 
 
 def small_clip(folder):
@@ -70,3 +70,49 @@ def test_a_latent_text_to_image_run_trains_and_samples(tmp_path, monkeypatch, ki
     made = np.concatenate(list(generate(trained.net, trained.config, trained.facts, request)))
     assert made.shape == (2, 64, 64, 3)
     assert not np.array_equal(made[0], made[1])
+
+
+COLOURS = {
+    "red": (220, 30, 30), "green": (30, 170, 40), "blue": (40, 60, 220), "yellow": (240, 220, 40),
+    "white": (245, 245, 245), "black": (10, 10, 10),
+}  # fmt: skip
+PROMPTS = [f"a {colour} {shape}" for colour in COLOURS for shape in ("square", "disc")]
+
+
+def draw_shapes(folder, each):
+    """Squares and discs of six colours on grey, here and there, each with its caption."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for k, caption in enumerate(PROMPTS * each):
+        _, colour, shape = caption.split()
+        x, y = rng.integers(1, 5, 2)
+        image = Image.new("RGB", (16, 16), (128, 128, 128))
+        draw = ImageDraw.Draw(image)
+        (draw.rectangle if shape == "square" else draw.ellipse)((x, y, x + 10, y + 10), fill=COLOURS[colour])
+        image.save(folder / f"{k}.png")
+        (folder / f"{k}.txt").write_text(caption)
+
+
+@pytest.mark.slow
+def test_samples_show_what_the_prompt_says(tmp_path, monkeypatch):
+    """The preset's text path, MiniLM's real weights in it, learns colours in some hundred steps."""
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
+    draw_shapes(tmp_path / "shapes", each=16)
+    config = tiny_config(
+        "emoji-tiny", data__name=str(tmp_path / "shapes"), data__validation="train", data__text_tokens=8,
+        model__embed_dim=64, train__batch_size=32, train__steps=800, train__lr=2e-3, train__warmup=50,
+        checkpoint__every=800, ema__decay=0.99, scaling=ConstantScaling(0.8),
+    )  # fmt: skip
+    train(config, tmp_path / "run", quiet=True)
+    trained = load_run(tmp_path / "run")
+    asked = [caption for caption in PROMPTS for _ in range(4)]
+    right = {}
+    for guidance in (3.0, 0.0):
+        request = Request(n=len(asked), sampler="dpm-solver++", steps=15, guidance=guidance, prompts=asked)
+        made = np.concatenate(list(generate(trained.net, trained.config, trained.facts, request)))
+        centre = made[:, 6:10, 6:10].reshape(len(made), -1, 3).mean(1)
+        apart = np.linalg.norm(centre[:, None] - np.array(list(COLOURS.values()))[None], axis=2)
+        named = [list(COLOURS)[k] for k in apart.argmin(1)]
+        right[guidance] = np.mean([colour == caption.split()[1] for colour, caption in zip(named, asked, strict=True)])
+    assert right[3.0] > 0.7, right
+    assert right[0.0] < 0.4, right

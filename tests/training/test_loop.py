@@ -12,7 +12,6 @@ import time
 
 import pytest
 import torch
-from tiny_runs import tiny_config
 
 from scalelong import ConstantScaling, LearnableScaling, NoScaling
 from scalelong.errors import ScaleLongError
@@ -21,6 +20,7 @@ from scalelong.training.examples import Examples
 from scalelong.training.loop import train
 from scalelong.training.run import Run, load_run, read_lines
 from scalelong.training.trainer import NonFiniteError, Trainer
+from tiny_runs import tiny_config
 
 
 def losses(folder):
