@@ -17,12 +17,12 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m slow
 
 # Needs the right to mount a small disk; about a quarter of an hour on a free core. Writes docs/reliability.md.
 test-faults: $(READY)
 	rm -f results/reliability.json
-	SCALELONG_RELIABILITY=results/reliability.json $(BIN)/python -m pytest tests/faults
+	HYPOTHESIS_PROFILE=search SCALELONG_RELIABILITY=results/reliability.json $(BIN)/python -m pytest tests/faults
 	$(BIN)/python tests/faults/reliability_page.py
 
 lint: $(READY)

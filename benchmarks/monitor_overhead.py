@@ -1,6 +1,6 @@
 """What watching costs: training steps with the monitor against the same steps without it, interleaved in one run.
 
-    python benchmarks/monitor_overhead.py [--rounds 20] [--every 10] [--json results/monitor-overhead.json]
+    python benchmarks/monitor_overhead.py [digits] [unet] [--rounds 20] [--every 10] [--json FILE]
 
 A round is `every` steps of each, so that it holds one look. Times are processor time, which other programs on the
 machine disturb least, as ratios in the same round (median over rounds, with quartiles). "unsampled" are rounds of
@@ -13,6 +13,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,7 +35,7 @@ Step = Callable[[int], None]
 
 
 def digits(folder: Path | None, every: int) -> Step:
-    """The digits preset's own training step (U-ViT, width 64, 6 skips, batch 64, AdamW, EMA)."""
+    """The digits preset's own training step (U-ViT, width 64, 6 skips, batch 32, AdamW, EMA)."""
     config = preset("digits")
     trainer = Trainer(config, Examples(config, "train"))
     if folder is not None:
@@ -65,7 +66,7 @@ def unet(folder: Path | None, every: int) -> Step:
     return step
 
 
-LOOPS = {"digits": digits, "small U-Net": unet}
+LOOPS = {"digits": digits, "unet": unet}
 
 
 def measure(name: str, rounds: int, every: int) -> dict[str, dict[str, float | list[float]]]:
@@ -96,11 +97,13 @@ def _quartiles(values: list[float]) -> dict[str, float | list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("loops", nargs="*", choices=[*LOOPS, []], help="which training loops; all")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results = {name: measure(name, options.rounds, options.every) for name in LOOPS}
+    loops = options.loops or list(LOOPS)
+    results = {name: measure(name, options.rounds, options.every) for name in loops}
     print(f"processor time, watched every {options.every} steps to unwatched, {options.rounds} rounds; target {TARGET}")
     for name, rows in results.items():
         for part, row in rows.items():
@@ -109,7 +112,7 @@ def main() -> None:
             print(f"{name:12} {what:14} {row['time']:.3f}  ({low:.3f} … {high:.3f})")
     if options.json:
         record = {
-            "command": f"python benchmarks/monitor_overhead.py --rounds {options.rounds} --every {options.every}",
+            "command": " ".join(["python benchmarks/monitor_overhead.py", *sys.argv[1:]]),
             "target": TARGET,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,

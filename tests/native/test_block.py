@@ -31,17 +31,20 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def small(qkv_bias: bool = False) -> tuple[Block, Tensor]:
+def small(qkv_bias: bool = False, tokens: int = 7, ratio: float = 4.0) -> tuple[Block, Tensor]:
     torch.manual_seed(0)
-    block = Block(32, 2, 4.0, qkv_bias)
+    block = Block(32, 2, ratio, qkv_bias)
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return block, torch.randn(3, 7, 32)
+    return block, torch.randn(3, tokens, 32)
 
 
 @pytest.mark.parametrize("qkv_bias", [False, True])
-def test_result_and_every_gradient_are_those_of_float64(calls: list[int], qkv_bias: bool) -> None:
-    block, x = small(qkv_bias)
+@pytest.mark.parametrize(("tokens", "ratio"), [(7, 4.0), (1, 1.0), (100, 2.6)])  # rows in parts; a width of 83
+def test_result_and_every_gradient_are_those_of_float64(
+    calls: list[int], qkv_bias: bool, tokens: int, ratio: float
+) -> None:
+    block, x = small(qkv_bias, tokens, ratio)
     exact, z = copy.deepcopy(block).double(), x.double().requires_grad_()
     x.requires_grad_()
     out, expected = block(x), exact(z)
@@ -51,6 +54,32 @@ def test_result_and_every_gradient_are_those_of_float64(calls: list[int], qkv_bi
     expected.square().sum().backward()
     for mine, theirs in [(x, z), *zip(block.parameters(), exact.parameters(), strict=True)]:
         assert (mine.grad - theirs.grad).norm() <= 1e-5 * theirs.grad.norm()
+
+
+def test_what_is_not_finite_stays_so(calls: list[int]) -> None:
+    block, x = small()
+    x[1, 2, 3] = float("nan")
+    found = block(x.requires_grad_())
+    assert found[1].isnan().any()
+    assert found[[0, 2]].isfinite().all()
+    found.sum().backward()
+    assert block.mlp.fc1.weight.grad.isnan().any()  # type: ignore[union-attr]
+    assert calls == [3]
+
+
+def test_without_torchs_matrix_product_the_parts_are_run(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    block, x = small()
+    whole = block(x)
+    monkeypatch.setattr(native, "has_products", lambda: False)
+    torch.testing.assert_close(block(x), whole)
+    assert calls == [3]
+
+
+def test_a_norm_without_weights_is_left_to_torch(calls: list[int]) -> None:
+    block, x = small()
+    block.norm1 = torch.nn.LayerNorm(32, elementwise_affine=False)
+    block(x).sum().backward()
+    assert calls == []
 
 
 def test_without_gradients_the_result_is_the_same_bit_for_bit(calls: list[int]) -> None:

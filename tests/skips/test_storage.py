@@ -235,7 +235,7 @@ def loads_or_says_why(folder):
     return ""
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(file=st.sampled_from(FILES), cut=st.floats(0, 1), garbage=st.binary(max_size=6), at=st.floats(0, 1))
 def test_a_corrupted_file_is_one_sentence(saved, tmp_path_factory, file, cut, garbage, at):
     folder = tmp_path_factory.mktemp("broken")
@@ -256,7 +256,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=JSON_VALUES)
 def test_a_json_that_says_something_else_is_one_sentence(saved, tmp_path_factory, data, value):
     record = json.loads((saved / "scaling.json").read_text())

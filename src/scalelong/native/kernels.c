@@ -1,4 +1,5 @@
-/* What a small transformer spends its time on beside matrix products: attention over few tokens, GELU, the update.
+/* What a small transformer spends its time on beside matrix products: attention over few tokens, GELU, layer
+   norms, what lies between the products of a block, the update.
 
    Plain C with the vector extensions of GCC and Clang, no headers of torch: a second to compile. Everything is float32
    and contiguous. Work is split over `threads` by rows or heads that do not depend on each other, so no result depends
@@ -287,6 +288,200 @@ void attention_backward(
     }
     free(room);
   }
+}
+
+/* ------------------------------------------------------------------------------------------ layer norms */
+
+#define ROWS 128 /* sums over rows are of so many at a time, whatever the threads, then of those sums */
+
+INLINE int64_t parts(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
+
+/* out = Σ over the parts, of n numbers each. */
+static void fold(const float *part, int64_t count, int64_t n, float *out) {
+  memcpy(out, part, sizeof(float) * n);
+  for (int64_t p = 1; p < count; p++)
+    for (int64_t c = 0; c < n; c++) out[c] += part[p * n + c];
+}
+
+/* out = Σ over the rows of g (R, n). */
+static void columns(const float *g, int64_t R, int64_t n, float *out, float *room, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t p = 0; p < parts(R); p++) {
+    const int64_t end = (p + 1) * ROWS < R ? (p + 1) * ROWS : R;
+    float *sum = room + p * n;
+    memcpy(sum, g + p * ROWS * n, sizeof(float) * n);
+    for (int64_t r = p * ROWS + 1; r < end; r++)
+      for (int64_t c = 0; c < n; c++) sum[c] += g[r * n + c];
+  }
+  fold(room, parts(R), n, out);
+}
+
+/* y = (x - mean)·rstd·w + b of every row; with `known`, by the statistics that are there. D is a multiple of W. */
+static void layer_norm(
+    const float *x, const float *w, const float *b, float *y, float *means, float *rstds, int known,
+    int64_t R, int64_t D, float eps, int threads
+) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t r = 0; r < R; r++) {
+    const float *row = x + r * D;
+    if (!known) {
+      vec sum = {0}, squares = {0};
+      for (int64_t c = 0; c < D; c += W) sum += load(row + c);
+      const float mean = total(sum) / D;
+      for (int64_t c = 0; c < D; c += W) {
+        vec apart = load(row + c) - mean;
+        squares += apart * apart;
+      }
+      means[r] = mean;
+      rstds[r] = 1.0f / sqrtf(total(squares) / D + eps);
+    }
+    const float mean = means[r], rstd = rstds[r];
+    for (int64_t c = 0; c < D; c += W) store(y + r * D + c, (load(row + c) - mean) * rstd * load(w + c) + load(b + c));
+  }
+}
+
+/* dx = the gradient of x from g, that of y, plus `add`; dw and db where they are asked for. room: 2·parts(R)·D. */
+static void layer_norm_backward(
+    const float *g, const float *x, const float *w, const float *means, const float *rstds, const float *add,
+    float *dx, float *dw, float *db, int64_t R, int64_t D, float *room, int threads
+) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t p = 0; p < parts(R); p++) {
+    const int64_t end = (p + 1) * ROWS < R ? (p + 1) * ROWS : R;
+    float *pw = room + p * D, *pb = room + (parts(R) + p) * D;
+    memset(pw, 0, sizeof(float) * D);
+    memset(pb, 0, sizeof(float) * D);
+    for (int64_t r = p * ROWS; r < end; r++) {
+      const float mean = means[r], rstd = rstds[r];
+      vec whole = {0}, along = {0};
+      for (int64_t c = 0; c < D; c += W) {
+        vec gv = load(g + r * D + c), hat = (load(x + r * D + c) - mean) * rstd, pulled = gv * load(w + c);
+        whole += pulled;
+        along += pulled * hat;
+        store(pw + c, load(pw + c) + gv * hat);
+        store(pb + c, load(pb + c) + gv);
+      }
+      const float c1 = total(along) / D, c2 = total(whole) / D;
+      for (int64_t c = 0; c < D; c += W) {
+        vec hat = (load(x + r * D + c) - mean) * rstd, pulled = load(g + r * D + c) * load(w + c);
+        store(dx + r * D + c, (pulled - c2 - hat * c1) * rstd + load(add + r * D + c));
+      }
+    }
+  }
+  if (dw) fold(room, parts(R), D, dw);
+  if (db) fold(room + parts(R) * D, parts(R), D, db);
+}
+
+/* -------------------------------------------------------------------------------------- a whole block
+
+   y = x + proj(attention(qkv(norm1(x)))),   z = y + fc2(GELU(fc1(norm2(y)))),   R = B·L rows of D numbers.
+
+   Matrix products are those of the library that torch has, which is given once. */
+
+typedef void product_f(
+    const char *, const char *, const int64_t *, const int64_t *, const int64_t *, const float *, const float *,
+    const int64_t *, const float *, const int64_t *, const float *, float *, const int64_t *
+);
+static product_f *sgemm; /* Fortran's: by columns; its whole numbers may have four bytes or eight */
+
+void use_sgemm(void *function) { sgemm = (product_f *)function; }
+
+/* c (m, n) = a (m, k)·wᵀ + beta·c, for w (n, k). */
+static void forwards(int64_t m, int64_t n, int64_t k, const float *a, const float *w, float beta, float *c) {
+  const float one = 1;
+  sgemm("T", "N", &n, &m, &k, &one, w, &k, a, &k, &beta, c, &n);
+}
+
+/* da (m, k) = g (m, n)·w. */
+static void backwards(int64_t m, int64_t n, int64_t k, const float *g, const float *w, float *da) {
+  const float one = 1, zero = 0;
+  sgemm("N", "N", &k, &m, &n, &one, w, &k, g, &n, &zero, da, &k);
+}
+
+/* dw (n, k) = gᵀ·a and db (n), where they are asked for. */
+static void slopes(
+    int64_t m, int64_t n, int64_t k, const float *g, const float *a, float *dw, float *db, float *room, int threads
+) {
+  const float one = 1, zero = 0;
+  if (dw) sgemm("N", "T", &k, &n, &m, &one, a, &k, g, &n, &zero, dw, &k);
+  if (db) columns(g, m, n, db, room, threads);
+}
+
+/* Every row of `to` (R, n) = the bias, plus that of `add` where there is one. */
+static void start(const float *bias, const float *add, float *to, int64_t R, int64_t n, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t r = 0; r < R; r++)
+    if (add)
+      for (int64_t c = 0; c < n; c++) to[r * n + c] = add[r * n + c] + bias[c];
+    else
+      memcpy(to + r * n, bias, sizeof(float) * n);
+}
+
+/* What the forward pass keeps for the backward pass, in one piece. */
+typedef struct {
+  float *normed1, *qkv, *attended, *y, *inner, *active, *logs, *mean1, *rstd1, *mean2, *rstd2, *end;
+} kept_t;
+
+static kept_t pieces(float *at, int64_t R, int64_t D, int64_t hidden, int64_t heads) {
+  kept_t k;
+  k.normed1 = at, k.qkv = k.normed1 + R * D, k.attended = k.qkv + 3 * R * D, k.y = k.attended + R * D;
+  k.inner = k.y + R * D, k.active = k.inner + R * hidden, k.logs = k.active + R * hidden;
+  k.mean1 = k.logs + R * heads, k.rstd1 = k.mean1 + R, k.mean2 = k.rstd1 + R, k.rstd2 = k.mean2 + R;
+  k.end = k.rstd2 + R;
+  return k;
+}
+
+int64_t block_keeps(int64_t R, int64_t D, int64_t hidden, int64_t heads) {
+  return pieces((float *)0, R, D, hidden, heads).end - (float *)0;
+}
+
+int64_t block_room(int64_t R, int64_t D, int64_t hidden) {
+  return R * (hidden + 6 * D) + parts(R) * (hidden > 3 * D ? hidden : 3 * D);
+}
+
+/* p: weight and bias of norm1, qkv, proj, norm2, fc1, fc2; only that of qkv may be missing. */
+void block_forward(
+    const float *x, const float *const *p, float *kept, float *z, int B, int L, int D_, int hidden_, int heads,
+    float eps1, float eps2, int threads
+) {
+  const int64_t R = (int64_t)B * L, D = D_, hidden = hidden_;
+  const kept_t k = pieces(kept, R, D, hidden, heads);
+  layer_norm(x, p[0], p[1], k.normed1, k.mean1, k.rstd1, 0, R, D, eps1, threads);
+  if (p[3]) start(p[3], NULL, k.qkv, R, 3 * D, threads);
+  forwards(R, 3 * D, D, k.normed1, p[2], p[3] ? 1 : 0, k.qkv);
+  attention_forward(k.qkv, k.attended, k.logs, B, L, heads, D / heads, threads);
+  start(p[5], x, k.y, R, D, threads);
+  forwards(R, D, D, k.attended, p[4], 1, k.y);
+  layer_norm(k.y, p[6], p[7], z, k.mean2, k.rstd2, 0, R, D, eps2, threads); /* z has room until it is written */
+  start(p[9], NULL, k.inner, R, hidden, threads);
+  forwards(R, hidden, D, z, p[8], 1, k.inner);
+  gelu_forward(k.inner, k.active, R * hidden, threads);
+  start(p[11], k.y, z, R, D, threads);
+  forwards(R, D, hidden, k.active, p[10], 1, z);
+}
+
+/* g: the gradient of z. d: where those of the parameters go, or NULL. */
+void block_backward(
+    const float *g, const float *x, const float *const *p, float *kept, float *room, float *dx, float *const *d,
+    int B, int L, int D_, int hidden_, int heads, int threads
+) {
+  const int64_t R = (int64_t)B * L, D = D_, hidden = hidden_;
+  const kept_t k = pieces(kept, R, D, hidden, heads);
+  float *back = room, *normed2 = back + R * hidden, *pulled = normed2 + R * D, *dy = pulled + R * D;
+  float *dqkv = dy + R * D, *more = dqkv + 3 * R * D;
+  slopes(R, D, hidden, g, k.active, d[10], d[11], more, threads);
+  backwards(R, D, hidden, g, p[10], back);
+  gelu_backward(back, k.inner, back, R * hidden, threads);
+  if (d[8]) layer_norm(k.y, p[6], p[7], normed2, k.mean2, k.rstd2, 1, R, D, 0, threads);
+  slopes(R, hidden, D, back, normed2, d[8], d[9], more, threads);
+  backwards(R, hidden, D, back, p[8], pulled);
+  layer_norm_backward(pulled, k.y, p[6], k.mean2, k.rstd2, g, dy, d[6], d[7], R, D, more, threads);
+  slopes(R, D, D, dy, k.attended, d[4], d[5], more, threads);
+  backwards(R, D, D, dy, p[4], pulled);
+  attention_backward(pulled, k.qkv, k.attended, k.logs, dqkv, B, L, heads, D / heads, threads);
+  slopes(R, 3 * D, D, dqkv, k.normed1, d[2], d[3], more, threads);
+  backwards(R, 3 * D, D, dqkv, p[2], pulled);
+  layer_norm_backward(pulled, x, p[0], k.mean1, k.rstd1, dy, dx, d[0], d[1], R, D, more, threads);
 }
 
 /* ------------------------------------------------------------------------------------------- the update */

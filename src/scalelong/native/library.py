@@ -33,6 +33,11 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "gelu_backward": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int]),
     "attention_forward": (None, [c_void_p] * 3 + [c_int] * 5),
     "attention_backward": (None, [c_void_p] * 5 + [c_int] * 5),
+    "use_sgemm": (None, [c_void_p]),
+    "block_keeps": (c_int64, [c_int64] * 4),
+    "block_room": (c_int64, [c_int64] * 3),
+    "block_forward": (None, [c_void_p, POINTERS, c_void_p, c_void_p] + [c_int] * 5 + [c_float] * 2 + [c_int]),
+    "block_backward": (None, [c_void_p] * 2 + [POINTERS] + [c_void_p] * 3 + [POINTERS] + [c_int] * 6),
     "squares": (c_double, [c_int, SIZES, POINTERS, POINTERS, ctypes.POINTER(c_double)]),
     "scale": (None, [c_int, SIZES, POINTERS, c_float]),
     "average": (None, [c_int, SIZES, POINTERS, POINTERS, c_float]),
@@ -53,6 +58,19 @@ def library() -> ctypes.CDLL | None:
         return loaded if _right(loaded) else None
     except (OSError, subprocess.SubprocessError, AttributeError):
         return None
+
+
+@lru_cache(maxsize=1)
+def has_products() -> bool:
+    """Whether the kernels were given the matrix product that torch itself has: MKL's, in its usual packages for x86."""
+    loaded, found = library(), sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
+    if loaded is None or not found or not torch.backends.mkl.is_available():
+        return False
+    try:
+        loaded.use_sgemm(ctypes.cast(ctypes.CDLL(str(found[0])).sgemm_, c_void_p))
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 def available() -> bool:
@@ -84,8 +102,8 @@ def _operators_are_watched() -> bool:
     return not all(getattr(mode, "watches_memory_only", False) for mode in modes)
 
 
-def pointers(tensors: Sequence[Tensor]) -> ctypes.Array[c_void_p]:
-    return (c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+def pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[c_void_p]:
+    return (c_void_p * len(tensors))(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
 def sizes(tensors: Sequence[Tensor]) -> ctypes.Array[c_int64]:
