@@ -97,11 +97,12 @@ class _Block(torch.autograd.Function):
         assert loaded is not None
         B, L, D = x.shape
         hidden = len(parameters[9])
-        room, dx = x.new_empty(loaded.block_room(B * L, D, hidden)), torch.empty_like(x)
+        threads = torch.get_num_threads()
+        room, dx = x.new_empty(loaded.block_room(B, L, D, hidden, threads)), torch.empty_like(x)
         needs = ctx.needs_input_grad[2:]
         found = [torch.empty_like(p) if needed else None for p, needed in zip(parameters, needs, strict=True)]
         places = g.data_ptr(), x.data_ptr(), pointers(parameters), kept.data_ptr(), room.data_ptr(), dx.data_ptr()
-        loaded.block_backward(*places, pointers(found), B, L, D, hidden, ctx.shape.heads, torch.get_num_threads())
+        loaded.block_backward(*places, pointers(found), B, L, D, hidden, ctx.shape.heads, threads)
         return dx, None, *found
 
 

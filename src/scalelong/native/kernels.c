@@ -292,19 +292,20 @@ void attention_backward(
 
 /* ------------------------------------------------------------------------------------------ layer norms */
 
+#define CLOSE 640 /* rows of a block that are worked on together, a thread; measured between 128 and 2,048 */
 #define ROWS 128 /* sums over rows are of so many at a time, whatever the threads, then of those sums */
 
 INLINE int64_t parts(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 
-/* out = Σ over the parts, of n numbers each. */
-static void fold(const float *part, int64_t count, int64_t n, float *out) {
-  memcpy(out, part, sizeof(float) * n);
-  for (int64_t p = 1; p < count; p++)
+/* out = Σ over the parts, of n numbers each, or more than it was. */
+static void fold(const float *part, int64_t count, int64_t n, float *out, int more) {
+  if (!more) memcpy(out, part, sizeof(float) * n);
+  for (int64_t p = !more; p < count; p++)
     for (int64_t c = 0; c < n; c++) out[c] += part[p * n + c];
 }
 
-/* out = Σ over the rows of g (R, n). */
-static void columns(const float *g, int64_t R, int64_t n, float *out, float *room, int threads) {
+/* out = Σ over the rows of g (R, n), or more by it. */
+static void columns(const float *g, int64_t R, int64_t n, float *out, int more, float *room, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t p = 0; p < parts(R); p++) {
     const int64_t end = (p + 1) * ROWS < R ? (p + 1) * ROWS : R;
@@ -313,7 +314,7 @@ static void columns(const float *g, int64_t R, int64_t n, float *out, float *roo
     for (int64_t r = p * ROWS + 1; r < end; r++)
       for (int64_t c = 0; c < n; c++) sum[c] += g[r * n + c];
   }
-  fold(room, parts(R), n, out);
+  fold(room, parts(R), n, out, more);
 }
 
 /* y = (x - mean)·rstd·w + b of every row; with `known`, by the statistics that are there. D is a multiple of W. */
@@ -340,10 +341,11 @@ static void layer_norm(
   }
 }
 
-/* dx = the gradient of x from g, that of y, plus `add`; dw and db where they are asked for. room: 2·parts(R)·D. */
+/* dx = the gradient of x from g, that of y, plus `add`; dw and db (or more of them) where they are asked for.
+   room: 2·parts(R)·D. */
 static void layer_norm_backward(
     const float *g, const float *x, const float *w, const float *means, const float *rstds, const float *add,
-    float *dx, float *dw, float *db, int64_t R, int64_t D, float *room, int threads
+    float *dx, float *dw, float *db, int more, int64_t R, int64_t D, float *room, int threads
 ) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t p = 0; p < parts(R); p++) {
@@ -368,8 +370,8 @@ static void layer_norm_backward(
       }
     }
   }
-  if (dw) fold(room, parts(R), D, dw);
-  if (db) fold(room + parts(R) * D, parts(R), D, db);
+  if (dw) fold(room, parts(R), D, dw, more);
+  if (db) fold(room + parts(R) * D, parts(R), D, db, more);
 }
 
 /* -------------------------------------------------------------------------------------- a whole block
@@ -398,13 +400,14 @@ static void backwards(int64_t m, int64_t n, int64_t k, const float *g, const flo
   sgemm("N", "N", &k, &m, &n, &one, w, &k, g, &n, &zero, da, &k);
 }
 
-/* dw (n, k) = gᵀ·a and db (n), where they are asked for. */
+/* dw (n, k) = gᵀ·a and db (n), or more of them, where they are asked for. */
 static void slopes(
-    int64_t m, int64_t n, int64_t k, const float *g, const float *a, float *dw, float *db, float *room, int threads
+    int64_t m, int64_t n, int64_t k, const float *g, const float *a, float *dw, float *db, int more, float *room,
+    int threads
 ) {
-  const float one = 1, zero = 0;
-  if (dw) sgemm("N", "T", &k, &n, &m, &one, a, &k, g, &n, &zero, dw, &k);
-  if (db) columns(g, m, n, db, room, threads);
+  const float one = 1, before = more;
+  if (dw) sgemm("N", "T", &k, &n, &m, &one, a, &k, g, &n, &before, dw, &k);
+  if (db) columns(g, m, n, db, more, room, threads);
 }
 
 /* Every row of `to` (R, n) = the bias, plus that of `add` where there is one. */
@@ -417,25 +420,40 @@ static void start(const float *bias, const float *add, float *to, int64_t R, int
       memcpy(to + r * n, bias, sizeof(float) * n);
 }
 
-/* What the forward pass keeps for the backward pass, in one piece. */
+/* What the forward pass keeps for the backward pass, in one piece; and where in it the rows from `row` on are. */
 typedef struct {
   float *normed1, *qkv, *attended, *y, *inner, *active, *logs, *mean1, *rstd1, *mean2, *rstd2, *end;
 } kept_t;
 
-static kept_t pieces(float *at, int64_t R, int64_t D, int64_t hidden, int64_t heads) {
+static kept_t pieces(float *at, int64_t R, int64_t row, int64_t D, int64_t hidden, int64_t heads) {
   kept_t k;
-  k.normed1 = at, k.qkv = k.normed1 + R * D, k.attended = k.qkv + 3 * R * D, k.y = k.attended + R * D;
-  k.inner = k.y + R * D, k.active = k.inner + R * hidden, k.logs = k.active + R * hidden;
-  k.mean1 = k.logs + R * heads, k.rstd1 = k.mean1 + R, k.mean2 = k.rstd1 + R, k.rstd2 = k.mean2 + R;
-  k.end = k.rstd2 + R;
+  k.normed1 = at + row * D, at += R * D;
+  k.qkv = at + row * 3 * D, at += R * 3 * D;
+  k.attended = at + row * D, at += R * D;
+  k.y = at + row * D, at += R * D;
+  k.inner = at + row * hidden, at += R * hidden;
+  k.active = at + row * hidden, at += R * hidden;
+  k.logs = at + row * heads, at += R * heads;
+  k.mean1 = at + row, at += R;
+  k.rstd1 = at + row, at += R;
+  k.mean2 = at + row, at += R;
+  k.rstd2 = at + row, at += R;
+  k.end = at;
   return k;
 }
 
-int64_t block_keeps(int64_t R, int64_t D, int64_t hidden, int64_t heads) {
-  return pieces((float *)0, R, D, hidden, heads).end - (float *)0;
+/* Samples that are worked on at a time: what one part of the block writes is in the cache when the next reads it. */
+static int samples_at_once(int B, int L, int threads) {
+  const int64_t most = (int64_t)CLOSE * threads, parts = ((int64_t)B * L + most - 1) / most;
+  return parts < B ? (int)((B + parts - 1) / parts) : 1;
 }
 
-int64_t block_room(int64_t R, int64_t D, int64_t hidden) {
+int64_t block_keeps(int64_t R, int64_t D, int64_t hidden, int64_t heads) {
+  return pieces((float *)0, R, 0, D, hidden, heads).end - (float *)0;
+}
+
+int64_t block_room(int B, int L, int64_t D, int64_t hidden, int threads) {
+  const int64_t R = (int64_t)samples_at_once(B, L, threads) * L;
   return R * (hidden + 6 * D) + parts(R) * (hidden > 3 * D ? hidden : 3 * D);
 }
 
@@ -444,20 +462,27 @@ void block_forward(
     const float *x, const float *const *p, float *kept, float *z, int B, int L, int D_, int hidden_, int heads,
     float eps1, float eps2, int threads
 ) {
-  const int64_t R = (int64_t)B * L, D = D_, hidden = hidden_;
-  const kept_t k = pieces(kept, R, D, hidden, heads);
-  layer_norm(x, p[0], p[1], k.normed1, k.mean1, k.rstd1, 0, R, D, eps1, threads);
-  if (p[3]) start(p[3], NULL, k.qkv, R, 3 * D, threads);
-  forwards(R, 3 * D, D, k.normed1, p[2], p[3] ? 1 : 0, k.qkv);
-  attention_forward(k.qkv, k.attended, k.logs, B, L, heads, D / heads, threads);
-  start(p[5], x, k.y, R, D, threads);
-  forwards(R, D, D, k.attended, p[4], 1, k.y);
-  layer_norm(k.y, p[6], p[7], z, k.mean2, k.rstd2, 0, R, D, eps2, threads); /* z has room until it is written */
-  start(p[9], NULL, k.inner, R, hidden, threads);
-  forwards(R, hidden, D, z, p[8], 1, k.inner);
-  gelu_forward(k.inner, k.active, R * hidden, threads);
-  start(p[11], k.y, z, R, D, threads);
-  forwards(R, D, hidden, k.active, p[10], 1, z);
+  const int64_t D = D_, hidden = hidden_;
+  const int step = samples_at_once(B, L, threads);
+  for (int first = 0; first < B; first += step) {
+    const int n = B - first < step ? B - first : step;
+    const int64_t row = (int64_t)first * L, R = (int64_t)n * L;
+    const kept_t k = pieces(kept, (int64_t)B * L, row, D, hidden, heads);
+    const float *in = x + row * D;
+    float *out = z + row * D;
+    layer_norm(in, p[0], p[1], k.normed1, k.mean1, k.rstd1, 0, R, D, eps1, threads);
+    if (p[3]) start(p[3], NULL, k.qkv, R, 3 * D, threads);
+    forwards(R, 3 * D, D, k.normed1, p[2], p[3] ? 1 : 0, k.qkv);
+    attention_forward(k.qkv, k.attended, k.logs, n, L, heads, D / heads, threads);
+    start(p[5], in, k.y, R, D, threads);
+    forwards(R, D, D, k.attended, p[4], 1, k.y);
+    layer_norm(k.y, p[6], p[7], out, k.mean2, k.rstd2, 0, R, D, eps2, threads); /* out has room until it is written */
+    start(p[9], NULL, k.inner, R, hidden, threads);
+    forwards(R, hidden, D, out, p[8], 1, k.inner);
+    gelu_forward(k.inner, k.active, R * hidden, threads);
+    start(p[11], k.y, out, R, D, threads);
+    forwards(R, D, hidden, k.active, p[10], 1, out);
+  }
 }
 
 /* g: the gradient of z. d: where those of the parameters go, or NULL. */
@@ -465,23 +490,31 @@ void block_backward(
     const float *g, const float *x, const float *const *p, float *kept, float *room, float *dx, float *const *d,
     int B, int L, int D_, int hidden_, int heads, int threads
 ) {
-  const int64_t R = (int64_t)B * L, D = D_, hidden = hidden_;
-  const kept_t k = pieces(kept, R, D, hidden, heads);
-  float *back = room, *normed2 = back + R * hidden, *pulled = normed2 + R * D, *dy = pulled + R * D;
-  float *dqkv = dy + R * D, *more = dqkv + 3 * R * D;
-  slopes(R, D, hidden, g, k.active, d[10], d[11], more, threads);
-  backwards(R, D, hidden, g, p[10], back);
-  gelu_backward(back, k.inner, back, R * hidden, threads);
-  if (d[8]) layer_norm(k.y, p[6], p[7], normed2, k.mean2, k.rstd2, 1, R, D, 0, threads);
-  slopes(R, hidden, D, back, normed2, d[8], d[9], more, threads);
-  backwards(R, hidden, D, back, p[8], pulled);
-  layer_norm_backward(pulled, k.y, p[6], k.mean2, k.rstd2, g, dy, d[6], d[7], R, D, more, threads);
-  slopes(R, D, D, dy, k.attended, d[4], d[5], more, threads);
-  backwards(R, D, D, dy, p[4], pulled);
-  attention_backward(pulled, k.qkv, k.attended, k.logs, dqkv, B, L, heads, D / heads, threads);
-  slopes(R, 3 * D, D, dqkv, k.normed1, d[2], d[3], more, threads);
-  backwards(R, 3 * D, D, dqkv, p[2], pulled);
-  layer_norm_backward(pulled, x, p[0], k.mean1, k.rstd1, dy, dx, d[0], d[1], R, D, more, threads);
+  const int64_t D = D_, hidden = hidden_;
+  const int step = samples_at_once(B, L, threads);
+  for (int first = 0; first < B; first += step) {
+    const int n = B - first < step ? B - first : step, more = first > 0;
+    const int64_t row = (int64_t)first * L, R = (int64_t)n * L;
+    const kept_t k = pieces(kept, (int64_t)B * L, row, D, hidden, heads);
+    const float *from = g + row * D;
+    float *back = room, *normed2 = back + R * hidden, *pulled = normed2 + R * D, *dy = pulled + R * D;
+    float *dqkv = dy + R * D, *aside = dqkv + 3 * R * D;
+    slopes(R, D, hidden, from, k.active, d[10], d[11], more, aside, threads);
+    backwards(R, D, hidden, from, p[10], back);
+    gelu_backward(back, k.inner, back, R * hidden, threads);
+    if (d[8]) layer_norm(k.y, p[6], p[7], normed2, k.mean2, k.rstd2, 1, R, D, 0, threads);
+    slopes(R, hidden, D, back, normed2, d[8], d[9], more, aside, threads);
+    backwards(R, hidden, D, back, p[8], pulled);
+    layer_norm_backward(pulled, k.y, p[6], k.mean2, k.rstd2, from, dy, d[6], d[7], more, R, D, aside, threads);
+    slopes(R, D, D, dy, k.attended, d[4], d[5], more, aside, threads);
+    backwards(R, D, D, dy, p[4], pulled);
+    attention_backward(pulled, k.qkv, k.attended, k.logs, dqkv, n, L, heads, D / heads, threads);
+    slopes(R, 3 * D, D, dqkv, k.normed1, d[2], d[3], more, aside, threads);
+    backwards(R, 3 * D, D, dqkv, p[2], pulled);
+    layer_norm_backward(
+        pulled, x + row * D, p[0], k.mean1, k.rstd1, dy, dx + row * D, d[0], d[1], more, R, D, aside, threads
+    );
+  }
 }
 
 /* ------------------------------------------------------------------------------------------- the update */

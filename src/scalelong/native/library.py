@@ -35,7 +35,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "attention_backward": (None, [c_void_p] * 5 + [c_int] * 5),
     "use_sgemm": (None, [c_void_p]),
     "block_keeps": (c_int64, [c_int64] * 4),
-    "block_room": (c_int64, [c_int64] * 3),
+    "block_room": (c_int64, [c_int, c_int, c_int64, c_int64, c_int]),
     "block_forward": (None, [c_void_p, POINTERS, c_void_p, c_void_p] + [c_int] * 5 + [c_float] * 2 + [c_int]),
     "block_backward": (None, [c_void_p] * 2 + [POINTERS] + [c_void_p] * 3 + [POINTERS] + [c_int] * 6),
     "squares": (c_double, [c_int, SIZES, POINTERS, POINTERS, ctypes.POINTER(c_double)]),
