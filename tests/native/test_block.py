@@ -13,6 +13,7 @@ from scalelong.models import UViT
 from scalelong.models.uvit import Block
 from scalelong.native import available
 from scalelong.native import block as native
+from scalelong.native.library import has_products, library
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")
 
@@ -65,6 +66,17 @@ def test_what_is_not_finite_stays_so(calls: list[int]) -> None:
     found.sum().backward()
     assert block.mlp.fc1.weight.grad.isnan().any()  # type: ignore[union-attr]
     assert calls == [3]
+
+
+def test_the_kernels_are_found_right_whatever_the_caller_s_defaults_are() -> None:
+    was = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert library.__wrapped__() is not None
+            assert has_products.__wrapped__()
+    finally:
+        torch.set_default_dtype(was)
 
 
 def test_without_torchs_matrix_product_the_parts_are_run(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import shutil
@@ -16,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalelong.files import cache_dir, fsync_path, sha256
@@ -70,7 +72,7 @@ def has_products() -> bool:
         loaded.use_sgemm(ctypes.cast(ctypes.CDLL(str(found[0])).sgemm_, c_void_p))
     except (OSError, AttributeError):
         return False
-    return True
+    return _right_block(loaded)
 
 
 def available() -> bool:
@@ -166,25 +168,47 @@ def _load(path: Path) -> ctypes.CDLL:
     return loaded
 
 
+def _ramp(low: float, high: float, n: int) -> Tensor:
+    """Numbers to try the kernels with, whatever the caller's defaults are."""
+    return torch.linspace(low, high, n, dtype=torch.float32, device="cpu")
+
+
 def _right(loaded: ctypes.CDLL) -> bool:
     """GELU and attention of a few numbers beside torch's, so that a compiler's mistake stays without effect."""
     width, L = loaded.width(), 11
-    x = 3.0 * torch.linspace(-9.0, 9.0, 3 * L * width).cos()
+    x = 3.0 * _ramp(-9.0, 9.0, 3 * L * width).cos()
     y, z, ones = torch.empty_like(x), torch.empty_like(x), torch.ones_like(x)
     loaded.gelu_forward(x.data_ptr(), y.data_ptr(), x.numel(), 1)
     loaded.gelu_backward(ones.data_ptr(), x.data_ptr(), z.data_ptr(), x.numel(), 1)
-    out, logs, back = torch.empty(L * width), torch.empty(L), torch.empty_like(x)
-    g = torch.linspace(-1.0, 2.0, L * width)
+    out, logs, back = x.new_empty(L * width), x.new_empty(L), torch.empty_like(x)
+    g = _ramp(-1.0, 2.0, L * width)
     loaded.attention_forward(x.data_ptr(), out.data_ptr(), logs.data_ptr(), 1, L, 1, width, 1)
     loaded.attention_backward(
         g.data_ptr(), x.data_ptr(), out.data_ptr(), logs.data_ptr(), back.data_ptr(), 1, L, 1, width, 1
     )
     with torch.enable_grad():
         exact = x.double().requires_grad_()
-        expected = torch.nn.functional.gelu(exact)
+        expected = F.gelu(exact)
         (slope,) = torch.autograd.grad(expected.sum(), exact)
         q, k, v = exact.view(L, 3, width).unbind(1)
         attended = (q @ k.T / width**0.5).softmax(-1) @ v
         (pulled,) = torch.autograd.grad(attended, exact, g.double().view(L, width))
     pairs = [(y, expected), (z, slope), (out, attended.flatten()), (back, pulled)]
     return all(torch.allclose(mine, theirs.detach().float(), rtol=1e-4, atol=1e-5) for mine, theirs in pairs)
+
+
+def _right_block(loaded: ctypes.CDLL) -> bool:
+    """A block of few numbers, forwards, beside the formula in float64."""
+    L, D, hidden = 3, loaded.width(), 5
+    shapes = [(D,), (D,), (3 * D, D), (3 * D,), (D, D), (D,), (D,), (D,), (hidden, D), (hidden,), (D, hidden), (D,)]
+    given = [_ramp(-1.0, 1.0 + k, math.prod(shape)).sin().view(shape) for k, shape in enumerate(shapes)]
+    x = _ramp(-3.0, 5.0, L * D).cos().view(L, D)
+    kept, z = x.new_empty(loaded.block_keeps(L, D, hidden, 1)), torch.empty_like(x)
+    places = x.data_ptr(), pointers(given), kept.data_ptr(), z.data_ptr()
+    loaded.block_forward(*places, 1, L, D, hidden, 1, 1e-5, 1e-5, 1)
+    n1w, n1b, qkvw, qkvb, projw, projb, n2w, n2b, fc1w, fc1b, fc2w, fc2b = (p.double() for p in given)
+    layer_norm, linear, gelu = F.layer_norm, F.linear, F.gelu
+    q, k, v = linear(layer_norm(x.double(), (D,), n1w, n1b), qkvw, qkvb).view(L, 3, D).unbind(1)
+    y = x + linear((q @ k.T / D**0.5).softmax(-1) @ v, projw, projb)
+    expected = y + linear(gelu(linear(layer_norm(y, (D,), n2w, n2b), fc1w, fc1b)), fc2w, fc2b)
+    return torch.allclose(z, expected.float(), rtol=1e-4, atol=1e-4)
