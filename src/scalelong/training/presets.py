@@ -141,7 +141,7 @@ _LIST = [
             "emoji-tiny", width=128, depth=12, heads=4, patch=4,
             data=DataConfig("emoji", text="minilm", text_tokens=16), kappa=0.8,
             diffusion=DiffusionConfig("vp", drop=0.1),
-            train=TrainConfig(steps=10_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=200),
+            train=TrainConfig(steps=10_000, batch_size=64, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=200),
             sample=SampleConfig(every=1000, n=16, guidance=3.0), **_TINY,
         ),
         "text to image: emoji from their names, by MiniLM", "cpu",
