@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from scalelong.bench.peak import products, together
 from scalelong.bench.reference import ReferenceLoop, ReferenceUViT
+from scalelong.models import UViT
 from scalelong.native import keep_memory
 from scalelong.training.config import Config, override
 from scalelong.training.examples import Examples
@@ -20,6 +21,7 @@ from scalelong.training.presets import preset
 from scalelong.training.trainer import Trainer
 
 Cases = dict[str, Callable[[], Any]]
+S2: dict[str, Any] = {"img_size": 32, "patch_size": 2, "embed_dim": 512, "depth": 12, "num_heads": 8}
 
 
 def ours(name: str, **train: Any) -> Cases:
@@ -51,6 +53,22 @@ def floor(name: str) -> Cases:
     tokens = 1 + (shapes.size // m.patch_size) ** 2
     layers = products(batch=config.train.batch_size, tokens=tokens, width=m.embed_dim, depth=m.depth)
     return {"products": together(layers)}
+
+
+def our_s2() -> Cases:
+    """Our U-ViT-S/2, forward + backward at batch 2, its memory kept as in training."""
+    keep_memory()
+    return _forward_and_backward(UViT(**S2))
+
+
+def usual_s2() -> Cases:
+    """The usual U-ViT-S/2 with the weights of ours."""
+    return _forward_and_backward(twin(UViT(**S2), **S2))
+
+
+def _forward_and_backward(net: nn.Module) -> Cases:
+    x, t = torch.randn(2, 3, 32, 32), torch.rand(2) * 999
+    return {"fp32": backward(net, x, t), "bf16": backward(net, x, t, torch.bfloat16)}
 
 
 def our_unet(batch_size: int) -> Cases:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scalelong.bench.contestants import backward, count, quiet, twin
+from scalelong.bench.contestants import S2, backward, count, quiet, twin
 from scalelong.bench.figures import Figure
 from scalelong.bench.memory import peak_of
 from scalelong.bench.peak import alone, flop, products
@@ -19,40 +19,32 @@ from scalelong.training.examples import Examples
 from scalelong.training.network import build_network
 
 _WHO = "scalelong.bench.contestants"
-S2: dict[str, Any] = {"img_size": 32, "patch_size": 2, "embed_dim": 512, "depth": 12, "num_heads": 8}
 
 
 def limit(rounds: int) -> list[Figure]:
     """U-ViT-S/2, forward + backward at batch 2, beside its own matrix products and beside the usual code."""
-    from scalelong.models import UViT
-
     size = {"batch": 2, "tokens": 257, "width": 512, "depth": 12}
     layers = products(**size)
     total, found = flop(layers, **size), []
-    ours = UViT(**S2)
-    usual = twin(ours, **S2)
-    x, t = torch.randn(2, 3, 32, 32), torch.rand(2) * 999
-    for name, dtype, target, faster in (("fp32", torch.float32, 0.90, 1.0), ("bf16", torch.bfloat16, 0.82, 1.15)):
-        if name == "bf16" and not _bf16():
-            found.append(_bf16_without_hardware(layers, max(2, rounds // 3)))
-            continue
-        peak, work = alone(layers, dtype)
-        cases = {"ours": backward(ours, x, t, dtype), "usual": backward(usual, x, t, dtype), "peak": peak}
-        if name == "bf16":
-            cases["usual fp32"] = backward(usual, x, t)
-        times = interleave(cases, rounds, 1)
-        pairs = zip(times.seconds["ours"], times.seconds["peak"], strict=True)
-        share = Spread.of([(total / mine) / (work / theirs) for mine, theirs in pairs])
-        rate = f"{total / times.of('ours').median / 1e9:.0f} of {work / times.of('peak').median / 1e9:.0f} GFLOP/s"
-        found.append(
-            Figure("limit", f"S/2 forward + backward, {name}", "its matrix products alone", share, target, note=rate)
-        )
-        found.append(
-            Figure("limit", f"S/2 forward + backward, {name}", "usual code", times.speedup("ours", "usual"), faster)
-        )
-        if name == "bf16":
-            gain = times.speedup("ours", "usual fp32")
-            found.append(Figure("limit", "S/2 forward + backward, bf16", "usual code in fp32", gain, 1.9))
+    with remotes(ours=(f"{_WHO}:our_s2", {}), usual=(f"{_WHO}:usual_s2", {})) as who:
+        for name, dtype, target, faster in (("fp32", torch.float32, 0.90, 1.0), ("bf16", torch.bfloat16, 0.82, 1.15)):
+            if name == "bf16" and not _bf16():
+                found.append(_bf16_without_hardware(layers, max(2, rounds // 3)))
+                continue
+            peak, work = alone(layers, dtype)
+            cases: dict[str, Case] = {key: remote.case(name) for key, remote in who.items()} | {"peak": peak}
+            if name == "bf16":
+                cases["usual fp32"] = who["usual"].case("fp32")
+            times = interleave(cases, rounds, 1)
+            pairs = zip(times.seconds["ours"], times.seconds["peak"], strict=True)
+            share = Spread.of([(total / mine) / (work / theirs) for mine, theirs in pairs])
+            rate = f"{total / times.of('ours').median / 1e9:.0f} of {work / times.of('peak').median / 1e9:.0f} GFLOP/s"
+            what = f"S/2 forward + backward, {name}"
+            found.append(Figure("limit", what, "its matrix products alone", share, target, note=rate))
+            found.append(Figure("limit", what, "usual code", times.speedup("ours", "usual"), faster))
+            if name == "bf16":
+                gain = times.speedup("ours", "usual fp32")
+                found.append(Figure("limit", what, "usual code in fp32", gain, 1.9))
     return found
 
 
