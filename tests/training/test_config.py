@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scalelong.errors import ScaleLongError
 from scalelong.training.choose import choose, default_out, scaling_label
 from scalelong.training.config import Config, differences, known_keys, override, parse_settings
-from scalelong.training.presets import PRESETS, preset
+from scalelong.training.presets import PRESETS, preset, sizes
+from scalelong.training.sizes import size_of
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -18,6 +19,11 @@ def test_presets_round_trip_through_json(name):
     config = preset(name)
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert config.preset == name
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_is_written_of_a_preset_s_size_is_so(name):
+    assert sizes()[name] == size_of(preset(name))  # else: python -m scalelong.training.sizes
 
 
 def test_every_row_of_the_papers_table_is_there():

@@ -20,14 +20,13 @@ def presets(
 
       scalelong presets cifar10-uvit-s
     """
-    from scalelong.training.presets import PRESETS, preset
+    from scalelong.training.presets import PRESETS, preset, sizes
 
     if name is not None:
         typer.echo(json_module.dumps(preset(name).to_dict(), indent=2))
         return
-    from scalelong.training.sizes import size_of
-
-    rows = [{"name": key, **size_of(p.config), "size": p.size, "summary": p.summary} for key, p in PRESETS.items()]
+    known = sizes()
+    rows = [{"name": key, **known[key], "size": p.size, "summary": p.summary} for key, p in PRESETS.items()]
     if json:
         typer.echo(json_module.dumps(rows))
         return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from scalelong.errors import unknown
@@ -20,6 +22,8 @@ from scalelong.training.config import (
     ValidateConfig,
 )
 
+SIZES = Path(__file__).with_name("preset_sizes.json")
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -35,6 +39,11 @@ def preset(name: str) -> Config:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name].config
+
+
+def sizes() -> dict[str, dict[str, Any]]:
+    """Parameters, long skips, data and FLOP of a step of every preset, as `scalelong.training.sizes` found them."""
+    return dict(json.loads(SIZES.read_text(encoding="utf-8")))
 
 
 def small_std(width: int) -> float:

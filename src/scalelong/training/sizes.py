@@ -1,7 +1,11 @@
-"""What a preset costs, without training it: parameters on the meta device, FLOP counted on one image."""
+"""What a config costs, without training it: parameters on the meta device, FLOP counted on one image.
+
+That takes seconds, so for presets it is written down: `python -m scalelong.training.sizes` after a change of theirs.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -56,3 +60,9 @@ def size_of(config: Config) -> dict[str, Any]:
         "steps": config.train.steps,
         "flop_per_step": 3 * counter.get_total_flops() * config.train.batch_size,
     }
+
+
+if __name__ == "__main__":
+    from scalelong.training.presets import PRESETS, SIZES
+
+    SIZES.write_text(json.dumps({name: size_of(p.config) for name, p in PRESETS.items()}, indent=1) + "\n", "utf-8")
