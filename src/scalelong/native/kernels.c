@@ -3,7 +3,7 @@
 
    Plain C with the vector extensions of GCC and Clang, no headers of torch: a second to compile. Everything is float32
    and contiguous. Work is split over `threads` by rows or heads that do not depend on each other, so no result depends
-   on their number. */
+   on their number, but for the gradients of a whole block, whose sums over the batch are of larger parts then. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
