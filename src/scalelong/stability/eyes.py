@@ -74,7 +74,8 @@ class Recorder:
             self.values.append(norm)
 
     def _norm(self, x: Tensor) -> Tensor:
-        wide, n = torch.promote_types(x.dtype, torch.float32), self.samples
+        n = self.samples
+        wide = None if x.dtype is torch.float32 else torch.promote_types(x.dtype, torch.float32)
         if n is None:
             self.rows = self.rows or x.shape[0]
             return torch.linalg.vector_norm(x, dtype=wide)

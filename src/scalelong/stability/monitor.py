@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from scalelong.errors import ScaleLongError
 from scalelong.scaling import BlockScaling, ConstantScaling, FixedSkips
@@ -93,6 +93,7 @@ class StabilityMonitor:
         self._entries: deque[Entry] = deque(maxlen=window)
         self._journal, self._notes = Journal(out, keep), Notes()
         self._before: Look | None = None
+        self._in_bins: tuple[tuple[float, ...], Tensor | None] | None = None
         self._step = 0
         self._begun = False
         self.alarms: tuple[Alarm, ...] = ()  # in force at the last look
@@ -157,8 +158,8 @@ class StabilityMonitor:
             train = self._run(as_probe(batch), autocast, samples=None)
         probe = self._the_probe(seen)
         norms = self._run(probe, autocast, probe.n)
-        edges = probe.edges(self.bins, self.times)
-        look = Look(step, norms, train, gradients, self._layout.by_time(norms, probe.members(edges)))
+        edges, members = self._times_of(probe)
+        look = Look(step, norms, train, gradients, self._layout.by_time(norms, members))
         if step % self.every == 0:
             self._tell(look, probe, edges)
         self._before = look
@@ -179,6 +180,13 @@ class StabilityMonitor:
             self._probe = from_batch(*seen.call, self._t)
             seen.call = None
         return self._probe
+
+    def _times_of(self, probe: Probe) -> tuple[tuple[float, ...], Tensor | None]:
+        """The edges of the timestep bins, and which of them the probe's samples are in."""
+        if self._in_bins is None:
+            edges = probe.edges(self.bins, self.times)
+            self._in_bins = edges, probe.members(edges)
+        return self._in_bins
 
     def _run(self, inputs: Probe, autocast: dict[str, torch.dtype | None], samples: int | None) -> Norms | None:
         """A pass of the network on these inputs, to look at alone."""

@@ -34,15 +34,19 @@ class ParameterNorms:
         named = list(root.named_parameters())
         self.parameters = [parameter for _, parameter in named]
         self.names = [name for name, _ in named]
-        self.places = [_place(name, watched.blocks) for name in self.names]
+        self.places = torch.tensor([_place(name, watched.blocks) for name in self.names], dtype=torch.int64)
         self.count = len(watched.blocks)
 
     def gradients(self, scale: float = 1.0) -> BlockNorms | None:
         """‖∇‖ as it is now, divided by a loss scale. None before the first backward pass. One look at the device."""
-        held = [(k, _dense(p.grad)) for k, p in zip(self.places, self.parameters, strict=True) if p.grad is not None]
-        if not held:
+        held = [p.grad for p in self.parameters]
+        there = [_dense(g) for g in held if g is not None]
+        if not there:
             return None
-        found = self._by_block([k for k, _ in held], _norms([g for _, g in held]))
+        places = self.places
+        if len(there) < len(held):
+            places = places[torch.tensor([g is not None for g in held])]
+        found = self._by_block(places, _norms(there))
         return BlockNorms(found.total / scale, found.blocks / scale, found.bad)
 
     @torch.no_grad()
@@ -69,12 +73,11 @@ class ParameterNorms:
             )
         return tensors
 
-    def _by_block(self, places: list[int], each: Tensor) -> BlockNorms:
+    def _by_block(self, places: Tensor, each: Tensor) -> BlockNorms:
         """From one norm a parameter to one a block."""
-        where = torch.tensor(places)
-        squares = torch.zeros(self.count, dtype=torch.float64).index_add_(0, where, each.square())
+        squares = torch.zeros(self.count, dtype=torch.float64).index_add_(0, places, each.square())
         there = torch.zeros(self.count, dtype=torch.bool)
-        there[where] = True
+        there[places] = True
         bad = (there & ~squares.isfinite()).nonzero().flatten().tolist()
         total = float(each.square().sum().sqrt())
         return BlockNorms(total, torch.where(there, squares.sqrt(), math.nan), bad[-1] if bad else None)
