@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from scalelong.bench.contestants import backward
+from scalelong.bench.processes import seconds_of
 from scalelong.bench.timing import Spread, interleave
 
 BASE: dict[str, Any] = {"img_size": 16, "patch_size": 2, "embed_dim": 128, "depth": 8, "num_heads": 4}
@@ -58,7 +60,16 @@ def measure_growth(rounds: int) -> list[Growth]:
         times = interleave(cases, rounds, 1)
         ratios = tuple(times.share(str(size), str(sizes[0])) for size in sizes)
         found.append(Growth(axis, sizes, ratios, slope(sizes, [r.median for r in ratios])))
-    return [*found, _skips(rounds)]
+    return [*found, _skips(rounds), _processes(max(2, rounds // 2))]
+
+
+def _processes(rounds: int) -> Growth:
+    """Steps of `digits` by the clock, on more and more processes of one thread: −1 is all that can be had."""
+    cores = max(2, os.cpu_count() or 1)
+    sizes = tuple(2**k for k in range(min(cores.bit_length(), 5)))  # powers of two up to the cores, at most 16
+    taken = [[seconds_of(world, threads=1)[0] for world in sizes] for _ in range(rounds)]
+    ratios = tuple(Spread.of([row[k] / row[0] for row in taken]) for k in range(len(sizes)))
+    return Growth("processes", sizes, ratios, slope(sizes, [r.median for r in ratios]))
 
 
 def _skips(rounds: int) -> Growth:

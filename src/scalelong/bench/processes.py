@@ -41,7 +41,7 @@ def processes(rounds: int) -> list[Figure]:
     work: dict[str, list[float]] = {name: [] for name in LAYOUTS}
     for _ in range(rounds):
         for name, layout in LAYOUTS.items():
-            clock, spent = _run(*layout)
+            clock, spent = seconds_of(*layout)
             clocks[name].append(clock)
             work[name].append(spent)
     load = f"{os.getloadavg()[1]:.1f} programs on {os.cpu_count()} cores in the last five minutes"
@@ -55,7 +55,7 @@ def processes(rounds: int) -> list[Figure]:
     return found
 
 
-def _run(world: int, threads: int) -> tuple[float, float]:
+def seconds_of(world: int, threads: int) -> tuple[float, float]:
     """Seconds on the clock (of the slowest process) and of processor time (of all) for the steps."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
