@@ -268,7 +268,7 @@ def test_any_size_keeps_the_shape_and_the_order_of_kappa(side, patch, chans, n, 
 # ------------------------------------------------------------------------- Table 3: scaling block outputs
 
 
-def test_stable_tau_scales_every_branch():
+def test_stable_tau_scales_every_branch(monkeypatch):
     x, t = batch()
     model = tiny(scaling=StableScaling(0.3))
     block = model.mid_block
@@ -280,6 +280,8 @@ def test_stable_tau_scales_every_branch():
     torch.testing.assert_close(block(v), expected)
     assert not torch.equal(model(x, t), tiny()(x, t))
     torch.testing.assert_close(tiny(scaling=StableScaling(1.0))(x, t), tiny()(x, t), rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr("scalelong.native.block.possible", lambda *_: False)  # the block as one call, which τ has not
+    assert torch.equal(tiny(scaling=StableScaling(1.0))(x, t), tiny()(x, t))
 
 
 def test_rezero_starts_as_the_identity_of_every_block_and_learns():

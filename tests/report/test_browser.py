@@ -22,11 +22,12 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium import webdriver
+
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     service = shutil.which("chromedriver")
     if chromium is None or service is None:
-        pytest.skip("Debian's chromium and chromium-driver are not installed")
+        pytest.fail("Debian's chromium and chromium-driver are not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:

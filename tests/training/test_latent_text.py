@@ -114,5 +114,6 @@ def test_samples_show_what_the_prompt_says(tmp_path, monkeypatch):
         apart = np.linalg.norm(centre[:, None] - np.array(list(COLOURS.values()))[None], axis=2)
         named = [list(COLOURS)[k] for k in apart.argmin(1)]
         right[guidance] = np.mean([colour == caption.split()[1] for colour, caption in zip(named, asked, strict=True)])
+    print(right)  # docs/training.md tells it: pytest -s
     assert right[3.0] > 0.7, right
     assert right[0.0] < 0.4, right

@@ -60,11 +60,10 @@ class Notes:
         if not losses:
             return Noted(None, finite, None, bad_gradient)
         values = torch.cat([v.to(losses[0][1].device, torch.float32) for _, v, _ in losses]).cpu().double()
-        steps, place = torch.unique(
-            torch.tensor([step for step, v, _ in losses for _ in range(len(v))]), return_inverse=True
-        )
-        sums = torch.zeros(len(steps), dtype=torch.float64).index_add_(0, place, values) / place.bincount()
-        means = dict(zip(steps.tolist(), sums.tolist(), strict=True))
+        owners = torch.tensor([step for step, v, _ in losses for _ in range(len(v))])
+        steps, place = owners.unique(return_inverse=True)
+        sums = torch.zeros(len(steps), dtype=torch.float64).index_add_(0, place, values)
+        means = dict(zip(steps.tolist(), (sums / place.bincount()).tolist(), strict=True))
         bad_loss = next((step for step, mean in means.items() if not math.isfinite(mean)), None)
         good = {step: mean for step, mean in means.items() if math.isfinite(mean)}
         summary: dict[str, Any] = {"mean": None, "max": None, "at": None, "steps": len(means)}
