@@ -79,5 +79,12 @@ def test_a_single_jump_does_not_lift_what_is_typical():
 
 
 def test_zero_has_no_logarithm():
-    assert log(torch.tensor([0.0, -1.0, math.inf, math.nan])).isnan().all()
-    assert log(torch.tensor([math.e])).item() == pytest.approx(1.0)
+    assert all(math.isnan(log(norm)) for norm in (0.0, -1.0, math.inf, math.nan))
+    assert log(math.e) == pytest.approx(1.0)
+
+
+def test_a_window_says_when_nothing_in_it_has_changed():
+    window, row = Window(2), torch.ones(1)
+    said = [window.add(differences) for differences in (None, row, None, None, None, torch.full((1,), math.nan))]
+    assert said == [False, True, False, True, False, False]
+    assert window.oscillation() is None

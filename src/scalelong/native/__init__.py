@@ -10,6 +10,6 @@ from scalelong.native.allocator import keep_memory
 from scalelong.native.attention import attention
 from scalelong.native.gelu import GELU
 from scalelong.native.library import available
-from scalelong.native.update import AdamW, average_, clip_, norms
+from scalelong.native.update import AdamW, average_, clip_, distances, norms
 
-__all__ = ["GELU", "AdamW", "attention", "available", "average_", "clip_", "keep_memory", "norms"]
+__all__ = ["GELU", "AdamW", "attention", "available", "average_", "clip_", "distances", "keep_memory", "norms"]

@@ -519,30 +519,35 @@ void block_backward(
 
 /* ------------------------------------------------------------------------------------------- the update */
 
-/* each = Σ x², or Σ (x - y)² where there is a y, of every tensor in double; their sum. */
-double squares(int tensors, const int64_t *sizes, float *const *x, float *const *y, double *each) {
+/* Σ of the squares of some numbers, less y where there is one. */
+static double sum_of_squares(int64_t n, const float *x, const float *y) {
+  double sum = 0;
+  for (int64_t start = 0; start < n; start += 4096) {
+    int64_t end = start + 4096 < n ? start + 4096 : n, k = start;
+    vec part[4] = {{0}, {0}, {0}, {0}};
+    for (; k + 4 * W <= end; k += 4 * W)
+      for (int j = 0; j < 4; j++) {
+        vec value = load(x + k + j * W);
+        if (y) value -= load(y + k + j * W);
+        part[j] += value * value;
+      }
+    float rest = 0;
+    for (; k < end; k++) {
+      float value = y ? x[k] - y[k] : x[k];
+      rest += value * value;
+    }
+    sum += (double)total(part[0] + part[1] + part[2] + part[3]) + rest;
+  }
+  return sum;
+}
+
+/* each = Σ x², or Σ (x - y)² where there is a y, of every tensor in double, and then others = Σ y²; the sum of each. */
+double squares(int tensors, const int64_t *sizes, float *const *x, float *const *y, double *each, double *others) {
   double whole = 0;
   for (int t = 0; t < tensors; t++) {
-    double sum = 0;
-    int64_t n = sizes[t];
-    for (int64_t start = 0; start < n; start += 4096) {
-      int64_t end = start + 4096 < n ? start + 4096 : n, k = start;
-      vec part[4] = {{0}, {0}, {0}, {0}};
-      for (; k + 4 * W <= end; k += 4 * W)
-        for (int j = 0; j < 4; j++) {
-          vec value = load(x[t] + k + j * W);
-          if (y) value -= load(y[t] + k + j * W);
-          part[j] += value * value;
-        }
-      float rest = 0;
-      for (; k < end; k++) {
-        float value = y ? x[t][k] - y[t][k] : x[t][k];
-        rest += value * value;
-      }
-      sum += (double)total(part[0] + part[1] + part[2] + part[3]) + rest;
-    }
-    each[t] = sum;
-    whole += sum;
+    each[t] = sum_of_squares(sizes[t], x[t], y ? y[t] : NULL);
+    if (y) others[t] = sum_of_squares(sizes[t], y[t], NULL);
+    whole += each[t];
   }
   return whole;
 }

@@ -40,7 +40,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "block_room": (c_int64, [c_int, c_int, c_int64, c_int64, c_int]),
     "block_forward": (None, [c_void_p, POINTERS, c_void_p, c_void_p] + [c_int] * 5 + [c_float] * 2 + [c_int]),
     "block_backward": (None, [c_void_p] * 2 + [POINTERS] + [c_void_p] * 3 + [POINTERS] + [c_int] * 6),
-    "squares": (c_double, [c_int, SIZES, POINTERS, POINTERS, ctypes.POINTER(c_double)]),
+    "squares": (c_double, [c_int, SIZES] + [POINTERS] * 2 + [ctypes.POINTER(c_double)] * 2),
     "scale": (None, [c_int, SIZES, POINTERS, c_float]),
     "average": (None, [c_int, SIZES, POINTERS, POINTERS, c_float]),
     "adamw": (None, [c_int, SIZES] + [POINTERS] * 4 + [c_float] * 6),

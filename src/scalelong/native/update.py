@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from ctypes import c_double
 from typing import Any
@@ -19,7 +20,7 @@ def clip_(gradients: Sequence[Tensor], limit: float) -> Tensor | None:
     if loaded is None:
         return None
     counts, places, each = sizes(gradients), pointers(gradients), (c_double * len(gradients))()
-    whole = loaded.squares(len(gradients), counts, places, None, each)
+    whole = loaded.squares(len(gradients), counts, places, None, each, None)
     norm = torch.tensor(whole, dtype=torch.float64).sqrt().float()
     factor = limit / (norm.item() + 1e-6)
     if not factor >= 1.0:  # NaN too
@@ -27,15 +28,24 @@ def clip_(gradients: Sequence[Tensor], limit: float) -> Tensor | None:
     return norm
 
 
-@torch.no_grad()
-def norms(tensors: Sequence[Tensor], less: Sequence[Tensor] | None = None) -> Tensor | None:
-    """The norm of every tensor, or of what remains without that of `less`, in float64. None: not possible here."""
-    loaded = library() if tensors and usable(*tensors, *(less or ())) else None
+def norms(tensors: Sequence[Tensor]) -> list[float] | None:
+    """The norm of every tensor. None: not possible here."""
+    loaded = library() if tensors and usable(*tensors) else None
     if loaded is None:
         return None
     each = (c_double * len(tensors))()
-    loaded.squares(len(tensors), sizes(tensors), pointers(tensors), None if less is None else pointers(less), each)
-    return torch.tensor(each[:], dtype=torch.float64).sqrt_()
+    loaded.squares(len(tensors), sizes(tensors), pointers(tensors), None, each, None)
+    return [math.sqrt(square) for square in each]
+
+
+def distances(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[list[float], list[float]] | None:
+    """The norm of every difference, and of every other. None: not possible here."""
+    loaded = library() if tensors and usable(*tensors, *others) else None
+    if loaded is None:
+        return None
+    each, theirs = (c_double * len(tensors))(), (c_double * len(tensors))()
+    loaded.squares(len(tensors), sizes(tensors), pointers(tensors), pointers(others), each, theirs)
+    return [math.sqrt(square) for square in each], [math.sqrt(square) for square in theirs]
 
 
 @torch.no_grad()

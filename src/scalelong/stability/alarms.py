@@ -148,11 +148,8 @@ def _oscillation(
 def _worst_times(watched: Watched, point: int, by_time: Window, edges: Sequence[float]) -> tuple[float, float] | None:
     """The timestep bin in which the nearest followed point oscillates most."""
     row = watched.skip_of(point) if watched.n else point + 1
-    if row is None or not by_time.rows or not by_time.rows[0].numel():
-        return None
-    bins = len(edges) - 1
-    spreads = by_time.oscillation().view(-1, bins)[row - 1]
-    return _bin(edges, spreads)
+    spreads = by_time.oscillation()
+    return None if row is None or spreads is None else _bin(edges, spreads.view(-1, len(edges) - 1)[row - 1])
 
 
 def _spike(

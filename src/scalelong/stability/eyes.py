@@ -31,14 +31,14 @@ _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lam
 class Norms:
     """What one pass showed, on the CPU. The norm of a batch is the root mean square of its samples' norms.
 
-    total      (points,), NaN where nothing passed
+    total      one a point, NaN where nothing passed
     samples    (points, n), of a batch whose size was known beforehand
     kappas     i → (mean, least, greatest) of κ_i where it is learned
     n          samples that passed
     nonfinite  the first point, in the order of the pass, that is not finite
     """
 
-    total: Tensor
+    total: list[float]
     samples: Tensor | None
     kappas: dict[int, tuple[float, float, float]]
     n: int
@@ -98,7 +98,7 @@ class Recorder:
         total = (squares.sum(-1) if self.samples else squares) / n
         bad = ~values.isfinite() if values.ndim == 1 else ~values.isfinite().all(1)
         return Norms(
-            total=torch.where(seen, total.sqrt(), math.nan),
+            total=torch.where(seen, total.sqrt(), math.nan).tolist(),
             samples=torch.where(seen[:, None], squares.sqrt(), math.nan) if self.samples else None,
             kappas={i: _together(k) for i, k in kappas.items()},
             n=n,
@@ -107,43 +107,53 @@ class Recorder:
 
 
 class Eyes:
-    """Where the hooks of one network go: found once, then opened for a pass and closed after it."""
+    """The hooks of one network: made once, attached for the passes of a look and taken off after it."""
 
     def __init__(self, root: nn.Module, watched: Watched) -> None:
-        self.root, self.size = root, watched.size
-        self.joins: list[tuple[nn.Module, nn.Module, _Join, tuple[int, int, int]]] = []
-        self.outputs: list[tuple[nn.Module, tuple[int, ...]]] = []
+        self.root = root
+        self.recorder: Recorder | None = None  # where norms go while the eyes are open
+        self.at_root = _RootEye(self)
+        self.joins: list[tuple[nn.Module, _SkipEye, nn.Module, _JoinEye]] = []
         outputs: dict[str, list[int]] = {}
         for i, site in enumerate(watched.sites, start=1):
             called = root.get_submodule(site.called)
             join = _Join(*_argument_of(called, site.argument), site=site)
-            points = (watched.point("skip", i), watched.point("joined", i), watched.point("backbone", i))
-            self.joins.append((called, root.get_submodule(site.path), join, points))
+            before = _SkipEye(self, join, watched.point("skip", i))
+            after = _JoinEye(self, join, watched.point("joined", i), watched.point("backbone", i))
+            self.joins.append((called, before, root.get_submodule(site.path), after))
             outputs.setdefault(site.path, []).append(watched.point("out", i))
         for k, path in enumerate(watched.blocks):
             outputs.setdefault("" if path == ROOT else path, []).append(watched.block(k))
-        self.outputs = [(root.get_submodule(path), tuple(keys)) for path, keys in outputs.items()]
+        self.outputs = [(root.get_submodule(path), _OutEye(self, tuple(keys))) for path, keys in outputs.items()]
 
     @contextmanager
-    def open(self, recorder: Recorder) -> Iterator[None]:
-        """Norms of every pass of the network go to `recorder`; on leaving, nothing is attached."""
+    def open(self, recorder: Recorder | None) -> Iterator[None]:
+        """Norms of every pass of the network go to `recorder`; on leaving, nothing is attached.
+
+        Within it, `open` with another recorder turns them there for a while. None: the eyes are still closed.
+        """
         handles: list[RemovableHandle] = []
+        outer, self.recorder = self.recorder, recorder
         try:
-            handles.append(self.root.register_forward_pre_hook(_RootEye(recorder), with_kwargs=True, prepend=True))
-            for called, consumer, join, (skip, joined, backbone) in self.joins:
-                before, after = _SkipEye(recorder, join, skip), _JoinEye(recorder, join, joined, backbone)
-                # the one ahead of the scaling's own hook, the other behind it
-                handles.append(called.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-                handles.append(consumer.register_forward_pre_hook(after, with_kwargs=True))
-            for module, keys in self.outputs:
-                handles.append(module.register_forward_hook(_OutEye(recorder, keys)))
-            scaler = scaling_of(self.root)
-            if scaler is not None and not isinstance(scaler, FixedSkips) and not isinstance(scaler.spec, BlockScaling):
-                handles.append(scaler.register_forward_hook(_KappaEye(recorder)))
+            if outer is None and recorder is not None:
+                self._attach(handles)
             yield
         finally:
+            self.recorder = outer
             for handle in handles:
                 handle.remove()
+
+    def _attach(self, handles: list[RemovableHandle]) -> None:
+        handles.append(self.root.register_forward_pre_hook(self.at_root, with_kwargs=True, prepend=True))
+        for called, before, consumer, after in self.joins:
+            # the one ahead of the scaling's own hook, the other behind it
+            handles.append(called.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+            handles.append(consumer.register_forward_pre_hook(after, with_kwargs=True))
+        for module, at_output in self.outputs:
+            handles.append(module.register_forward_hook(at_output))
+        scaler = scaling_of(self.root)
+        if scaler is not None and not isinstance(scaler, FixedSkips) and not isinstance(scaler.spec, BlockScaling):
+            handles.append(scaler.register_forward_hook(_KappaEye(self)))
 
 
 @dataclass(frozen=True)
@@ -190,68 +200,70 @@ class _Join:
 
 
 class _Eye:
-    """The base of the hooks: silent while a network is traced, and where checkpointing runs a block again."""
+    """The base of the hooks."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, eyes: Eyes) -> None:
+        self.eyes = eyes
 
-    def closed(self) -> bool:
-        return torch.compiler.is_compiling() or _graph_task() != -1
+    def recorder(self) -> Recorder | None:
+        """None while a network is traced, and where checkpointing runs a block again."""
+        return None if torch.compiler.is_compiling() or _graph_task() != -1 else self.eyes.recorder
 
 
 class _RootEye(_Eye):
     """Counts the samples, and notes the mixed precision in force."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.closed():
+        recorder = self.recorder()
+        if recorder is None:
             return
-        if self.recorder.keep_call and self.recorder.call is None:
-            self.recorder.call = (args, kwargs)
+        if recorder.keep_call and recorder.call is None:
+            recorder.call = (args, kwargs)
         first = _first_tensor((*args, *kwargs.values()))
         if first is not None:
-            self.recorder.batch += first.shape[0] if first.ndim else 1
+            recorder.batch += first.shape[0] if first.ndim else 1
             kind = first.device.type
-            self.recorder.autocast[kind] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            recorder.autocast[kind] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 class _SkipEye(_Eye):
-    def __init__(self, recorder: Recorder, join: _Join, skip: int) -> None:
-        super().__init__(recorder)
+    def __init__(self, eyes: Eyes, join: _Join, skip: int) -> None:
+        super().__init__(eyes)
         self.join, self.skip = join, (skip,)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self.closed():
-            self.recorder.saw(self.skip, self.join.skip(args, kwargs))
+        if (recorder := self.recorder()) is not None:
+            recorder.saw(self.skip, self.join.skip(args, kwargs))
 
 
 class _JoinEye(_Eye):
-    def __init__(self, recorder: Recorder, join: _Join, joined: int, backbone: int) -> None:
-        super().__init__(recorder)
+    def __init__(self, eyes: Eyes, join: _Join, joined: int, backbone: int) -> None:
+        super().__init__(eyes)
         self.join, self.joined, self.backbone = join, (joined,), (backbone,)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self.closed():
+        if (recorder := self.recorder()) is not None:
             backbone, skip = self.join.joined(args, kwargs)
-            self.recorder.saw(self.backbone, backbone)
-            self.recorder.saw(self.joined, skip)
+            recorder.saw(self.backbone, backbone)
+            recorder.saw(self.joined, skip)
 
 
 class _OutEye(_Eye):
-    def __init__(self, recorder: Recorder, keys: tuple[int, ...]) -> None:
-        super().__init__(recorder)
+    def __init__(self, eyes: Eyes, keys: tuple[int, ...]) -> None:
+        super().__init__(eyes)
         self.keys = keys
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self.closed():
-            self.recorder.saw(self.keys, _first_tensor(output))
+        if (recorder := self.recorder()) is not None:
+            recorder.saw(self.keys, _first_tensor(output))
 
 
 class _KappaEye(_Eye):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self.closed() and isinstance(output, Tensor):
+        if (recorder := self.recorder()) is not None and isinstance(output, Tensor):
             kappa, i = output.detach().float(), int(args[1])
             figures = torch.stack([kappa.mean(), kappa.min(), kappa.max()])
-            self.recorder.kappas.setdefault(i, []).append(figures)
+            recorder.kappas.setdefault(i, []).append(figures)
 
 
 def _together(calls: Tensor) -> tuple[float, float, float]:

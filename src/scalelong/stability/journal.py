@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from scalelong.errors import ScaleLongError
 from scalelong.files import atomic_file
 
@@ -114,10 +112,9 @@ def thinned(entries: list[Entry], keep: int) -> list[Entry]:
     return plain + newer
 
 
-def rounded(values: Tensor | Iterable[float], digits: int = 5) -> list[float | None]:
+def rounded(values: Iterable[float], digits: int = 5) -> list[float | None]:
     """Numbers for JSON: so many significant digits, None for what is not finite."""
-    listed = values.tolist() if isinstance(values, Tensor) else values
-    return [number(value, digits) for value in listed]
+    return [number(value, digits) for value in values]
 
 
 def number(value: float | None, digits: int = 5) -> float | None:

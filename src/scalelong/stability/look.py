@@ -13,7 +13,7 @@ from torch import Tensor
 from scalelong.stability.eyes import Norms
 from scalelong.stability.journal import Entry, number, rounded
 from scalelong.stability.notes import Noted
-from scalelong.stability.oscillation import Window, log
+from scalelong.stability.oscillation import Window, jumps
 from scalelong.stability.parameter_norms import BlockNorms
 from scalelong.stability.watched import MEASURES, Watched
 
@@ -26,7 +26,7 @@ class Look:
     probe: Norms | None
     train: Norms | None
     gradients: BlockNorms | None
-    by_time: Tensor  # (followed points, bins), on the probe
+    by_time: list[list[float]]  # of each followed point the bins, on the probe; NaN where it is not known
 
 
 class Layout:
@@ -36,37 +36,36 @@ class Layout:
         self.watched, self.bins = watched, bins
         self.followed = watched.n or len(watched.blocks)  # points whose timesteps are told apart: every h_i, or blocks
 
-    def logs(self, look: Look) -> Tensor:
-        w = self.watched
-        parts = []
+    def norms(self, look: Look) -> list[float]:
+        """Everything that jumps."""
+        w, g = self.watched, look.gradients
+        found: list[float] = []
         for norms in (look.probe, look.train):
-            parts.append(_none(w.features) if norms is None else norms.total[: w.features])
-        g = look.gradients
-        parts.append(_none(1 + len(w.blocks)) if g is None else torch.cat([torch.tensor([g.total]).double(), g.blocks]))
-        return log(torch.cat(parts))
+            found += [math.nan] * w.features if norms is None else norms.total[: w.features]
+        return found + ([math.nan] * (1 + len(w.blocks)) if g is None else [g.total, *g.blocks])
 
-    def by_time(self, norms: Norms | None, members: Tensor | None) -> Tensor:
-        """(followed, bins): the norm of h_i (or of a block's output) over the samples of each timestep bin."""
+    def by_time(self, norms: Norms | None, members: Tensor | None) -> list[list[float]]:
+        """The norm of h_i (or of a block's output) over the samples of each timestep bin."""
         if norms is None or norms.samples is None or members is None:
-            return _none(self.followed, self.bins)
+            return [[math.nan] * self.bins] * self.followed
         start = self.watched.point("backbone", 1) if self.watched.n else self.watched.block(0)
-        return (norms.samples[start : start + self.followed].square() @ members).sqrt()
+        return (norms.samples[start : start + self.followed].square() @ members).sqrt().tolist()
 
-    def told(self, values: Tensor, digits: int) -> dict[str, Any]:
-        """The vector as named lists for JSON."""
+    def told(self, values: list[float], digits: int) -> dict[str, Any]:
+        """What `norms` lists, as named lists for JSON."""
         f = self.watched.features
-        grad = rounded(values[2 * f :], digits)
+        total, *blocks = rounded(values[2 * f :], digits)
         return {
             "probe": self.features(values[:f], digits),
             "train": self.features(values[f : 2 * f], digits),
-            "grad": {"total": grad[0], "blocks": grad[1:]},
+            "grad": {"total": total, "blocks": blocks},
         }
 
-    def read(self, told: dict[str, Any] | None) -> Tensor:
+    def read(self, told: dict[str, Any] | None) -> Tensor | None:
         """`told` read back."""
-        w = self.watched
         if not told:
-            return _none(2 * w.features + 1 + len(w.blocks))
+            return None
+        w = self.watched
         flat: list[float | None] = []
         for part in ("probe", "train"):
             named = told.get(part) or {}
@@ -77,11 +76,11 @@ class Layout:
         flat += [grad.get("total"), *(grad.get("blocks") or [None] * len(w.blocks))]
         return _tensor(flat)
 
-    def read_by_time(self, told: dict[str, Any] | None) -> Tensor:
+    def read_by_time(self, told: dict[str, Any] | None) -> Tensor | None:
         rows = (told or {}).get("by_time")
-        return _none(self.followed * self.bins) if not rows else _tensor([value for row in rows for value in row])
+        return _tensor([value for row in rows for value in row]) if rows else None
 
-    def features(self, values: Tensor, digits: int) -> dict[str, Any]:
+    def features(self, values: list[float], digits: int) -> dict[str, Any]:
         w = self.watched
         named = {m: rounded(values[k * w.n : (k + 1) * w.n], digits) for k, m in enumerate(MEASURES)} if w.n else {}
         return {**named, "blocks": rounded(values[len(MEASURES) * w.n :], digits)}
@@ -105,8 +104,10 @@ def make_entry(
             if w.n:
                 joined = norms.total[w.features :]
                 backbone = norms.total[w.point("backbone", 1) : w.point("backbone", w.n) + 1]
-                entry[name]["ratio"] = rounded(torch.where(backbone > 0, joined / backbone, math.nan))
-    if now.probe is not None and not now.by_time.isnan().all():
+                entry[name]["ratio"] = rounded(
+                    j / b if b > 0 else math.nan for j, b in zip(joined, backbone, strict=True)
+                )
+    if now.probe is not None and not all(math.isnan(norm) for row in now.by_time for norm in row):
         entry["probe"]["by_time"] = [rounded(row) for row in now.by_time]
     if kappas:
         entry["kappa"] = {name: rounded(k[place] for k in kappas) for place, name in enumerate(("mean", "min", "max"))}
@@ -116,25 +117,26 @@ def make_entry(
     if drift is not None:
         entry["drift"] = {"total": number(drift.total), "blocks": rounded(drift.blocks)}
     if before is not None and before.step == now.step - 1:
-        entry["jump"] = layout.told(layout.logs(now) - layout.logs(before), 3)
+        entry["jump"] = layout.told(jumps(layout.norms(now), layout.norms(before)), 3)
         if "by_time" in entry.get("probe", {}):
-            entry["jump"]["by_time"] = [rounded(row, 3) for row in log(now.by_time) - log(before.by_time)]
+            rows = zip(now.by_time, before.by_time, strict=True)
+            entry["jump"]["by_time"] = [rounded(jumps(*pair), 3) for pair in rows]
     bad = _nonfinite(w, now, noted)
     return entry | ({"nonfinite": bad} if bad else {})
 
 
-def add_oscillation(layout: Layout, entry: Entry, window: Window, by_time: Window) -> None:
-    """What the window shows, this look included."""
-    window.add(layout.read(entry.get("jump")))
-    by_time.add(layout.read_by_time(entry.get("jump")))
-    spreads = window.oscillation()
-    jumps = int((~torch.stack(list(window.rows)).isnan()).any(1).sum())
-    entry["oscillation"] = {"jumps": jumps}
-    if jumps >= 2:
-        entry["oscillation"] |= layout.told(spreads, 3)
-        if "by_time" in entry.get("probe", {}):
-            rows = by_time.oscillation().view(layout.followed, layout.bins)
-            entry["oscillation"]["by_time"] = [rounded(row, 3) for row in rows]
+def oscillations(layout: Layout, entry: Entry, window: Window, by_time: Window, former: Entry | None) -> Entry:
+    """What the window shows with this look in it; `former`, what it showed before, where that is the same."""
+    changes = [window.add(layout.read(entry.get("jump"))), by_time.add(layout.read_by_time(entry.get("jump")))]
+    if former is not None and not any(changes):
+        return former
+    found: Entry = {"jumps": len(window.rows)}
+    spreads, in_bins = window.oscillation(), by_time.oscillation()
+    if spreads is not None and found["jumps"] >= 2:
+        found |= layout.told(spreads.tolist(), 3)
+        if in_bins is not None:
+            found["by_time"] = [rounded(row, 3) for row in in_bins.view(layout.followed, layout.bins).tolist()]
+    return found
 
 
 def _gradient_part(now: Look, before: Look | None, last: int, noted: Noted) -> Entry:
@@ -164,10 +166,6 @@ def _nonfinite(w: Watched, now: Look, noted: Noted) -> Entry | None:
         module = w.network if g is None or g.bad is None else w.blocks[g.bad]
         return {"of": "gradient", "module": module, "since": since}
     return {"of": "loss", "module": w.network, "since": since} if noted.bad_loss is not None else None
-
-
-def _none(*shape: int) -> Tensor:
-    return torch.full(shape, math.nan, dtype=torch.float64)
 
 
 def _tensor(values: Sequence[float | None]) -> Tensor:

@@ -22,7 +22,7 @@ from scalelong.stability.alarms import Finding, find
 from scalelong.stability.alarms import Limits as Limits
 from scalelong.stability.eyes import Eyes, Norms, Recorder
 from scalelong.stability.journal import FORMAT, Entry, Journal
-from scalelong.stability.look import Layout, Look, add_oscillation, make_entry
+from scalelong.stability.look import Layout, Look, make_entry, oscillations
 from scalelong.stability.notes import Notes
 from scalelong.stability.oscillation import Window
 from scalelong.stability.parameter_norms import BlockNorms, ParameterNorms
@@ -90,6 +90,7 @@ class StabilityMonitor:
         self._ema = None if ema is None else self._parameters.average_of(ema)
         self._layout = Layout(self.watched, bins)
         self._window, self._by_time = Window(window), Window(window)
+        self._oscillation: Entry | None = None  # as it was told last
         self._entries: deque[Entry] = deque(maxlen=window)
         self._journal, self._notes = Journal(out, keep), Notes()
         self._before: Look | None = None
@@ -144,13 +145,13 @@ class StabilityMonitor:
 
     @contextmanager
     def _looking(self, step: int, batch: Inputs | None) -> Iterator[None]:
-        seen: Recorder | None = None
-        if is_compiled(self.net):
+        compiled = is_compiled(self.net)  # then hooks would not be met
+        seen = None if compiled else Recorder(self.watched.size, keep_call=self._probe is None)
+        with self._eyes.open(seen):
             yield
-        else:
-            seen = Recorder(self.watched.size, keep_call=self._probe is None)
-            with self._eyes.open(seen):
-                yield
+            self._look(step, batch, seen)
+
+    def _look(self, step: int, batch: Inputs | None, seen: Recorder | None) -> None:
         autocast = {} if seen is None else seen.autocast
         gradients = self._gradients()
         train = None if seen is None else seen.norms()
@@ -204,7 +205,8 @@ class StabilityMonitor:
         if self.scaler is not None:
             noted = noted.without_gradient_trouble()
         entry = make_entry(self._layout, look, self._before, last, noted, drift, self._kappas(look.probe))
-        add_oscillation(self._layout, entry, self._window, self._by_time)
+        self._oscillation = oscillations(self._layout, entry, self._window, self._by_time, self._oscillation)
+        entry["oscillation"] = self._oscillation
         self._entries.append(entry)
         findings = find(self.watched, self.limits, list(self._entries), self._window, self._by_time, edges)
         self.alarms = tuple(self._alarm(finding, look.step) for finding in findings)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalelong.stability.journal import number
+from scalelong.stability.journal import number, rounded
 from scalelong.stability.reading import read
 
 MOST = 10_000  # notes kept where nobody looks
@@ -60,10 +60,10 @@ class Notes:
         if not losses:
             return Noted(None, finite, None, bad_gradient)
         values = torch.cat([v.to(losses[0][1].device, torch.float32) for _, v, _ in losses]).cpu().double()
-        owners = torch.tensor([step for step, v, _ in losses for _ in range(len(v))])
-        steps, place = owners.unique(return_inverse=True)
-        sums = torch.zeros(len(steps), dtype=torch.float64).index_add_(0, place, values)
-        means = dict(zip(steps.tolist(), (sums / place.bincount()).tolist(), strict=True))
+        steps = {step: k for k, step in enumerate(sorted({step for step, _, _ in losses}))}
+        places, lengths = torch.tensor([(steps[step], len(v)) for step, v, _ in losses]).unbind(1)
+        sums, counts = _sums(values, places.repeat_interleave(lengths), len(steps))
+        means = dict(zip(steps, (sums / counts).tolist(), strict=True))
         bad_loss = next((step for step, mean in means.items() if not math.isfinite(mean)), None)
         good = {step: mean for step, mean in means.items() if math.isfinite(mean)}
         summary: dict[str, Any] = {"mean": None, "max": None, "at": None, "steps": len(means)}
@@ -72,7 +72,9 @@ class Notes:
             summary |= {"mean": number(math.fsum(good.values()) / len(good)), "max": number(good[at]), "at": at}
         if all(times is not None for _, _, times in losses):
             times = torch.cat([t.to(losses[0][1].device, torch.float32) for _, _, t in losses if t is not None]).cpu()
-            summary["bins"] = _means(values, which_bin(times, edges), len(edges) - 1)
+            there = values.isfinite()
+            sums, counts = _sums(values[there], which_bin(times, edges)[there], len(edges) - 1)
+            summary["bins"] = rounded((sums / counts).tolist())
         return Noted(summary, finite, bad_loss, bad_gradient)
 
 
@@ -82,9 +84,7 @@ def which_bin(times: Tensor, edges: Sequence[float]) -> Tensor:
     return torch.bucketize(times.double().cpu(), inner, right=True)
 
 
-def _means(values: Tensor, bins: Tensor, count: int) -> list[float | None]:
-    means = []
-    for k in range(count):
-        here = values[(bins == k) & values.isfinite()]
-        means.append(number(float(here.mean())) if len(here) else None)
-    return means
+def _sums(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The sum of the values at each place, and how many there are."""
+    sums, counts = torch.zeros(2, count, dtype=torch.float64)
+    return sums.index_add_(0, places, values), counts.index_add_(0, places, torch.ones_like(values))

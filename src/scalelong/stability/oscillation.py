@@ -16,14 +16,19 @@ def oscillation(norms: Sequence[float | None]) -> float | None:
     A step without a norm (None, NaN, 0) leaves out the two differences it is part of. Fewer than two differences
     have no spread: None.
     """
-    logs = log(torch.tensor([math.nan if norm is None else norm for norm in norms], dtype=torch.float64))
+    logs = torch.tensor([math.nan if norm is None else log(norm) for norm in norms], dtype=torch.float64)
     value = float(spread((logs[1:] - logs[:-1])[:, None]))
     return None if math.isnan(value) else value
 
 
-def log(norms: Tensor) -> Tensor:
+def log(norm: float) -> float:
     """log(norm), and NaN where a norm is 0, infinite or not there: no difference may be taken from it."""
-    return torch.where((norms > 0) & norms.isfinite(), norms, math.nan).log()
+    return math.log(norm) if 0 < norm < math.inf else math.nan
+
+
+def jumps(now: Sequence[float], before: Sequence[float]) -> list[float]:
+    """The differences of the logarithms."""
+    return [log(a) - log(b) for a, b in zip(now, before, strict=True)]
 
 
 def spread(differences: Tensor) -> Tensor:
@@ -41,21 +46,30 @@ def typical(differences: Tensor) -> Tensor:
 
 
 class Window:
-    """The step-to-step differences of many logarithms at the last `length` looks (NaN where a look has none)."""
+    """The step-to-step differences of many logarithms at the last `length` looks (None where a look has none)."""
 
     def __init__(self, length: int) -> None:
-        self.rows: deque[Tensor] = deque(maxlen=length)
+        self._rows: deque[Tensor | None] = deque(maxlen=length)
 
-    def add(self, differences: Tensor) -> None:
-        self.rows.append(differences)
+    @property
+    def rows(self) -> list[Tensor]:
+        return [row for row in self._rows if row is not None]
 
-    def oscillation(self) -> Tensor:
+    def add(self, differences: Tensor | None) -> bool:
+        """Whether anything in the window is another than before: a look that has none takes the place of another."""
+        new = None if differences is None or bool(differences.isnan().all()) else differences
+        gone = self._rows[0] if len(self._rows) == self._rows.maxlen else None
+        self._rows.append(new)
+        return new is not None or gone is not None
+
+    def oscillation(self) -> Tensor | None:
         """Of every point, over the window."""
-        return spread(torch.stack(list(self.rows)))
+        rows = self.rows
+        return spread(torch.stack(rows)) if rows else None
 
     def halves(self, least: int) -> tuple[Tensor, Tensor] | None:
         """The differences of the older and of the newer half, once each has `least` of them."""
-        rows = [row for row in self.rows if not row.isnan().all()]
+        rows = self.rows
         middle = len(rows) // 2
         if middle < least:
             return None

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scalelong import native
 from scalelong.errors import ScaleLongError
-from scalelong.native import norms
 from scalelong.stability.reading import read
 from scalelong.stability.watched import ROOT, Watched
 
@@ -23,7 +23,7 @@ class BlockNorms:
     """The norm over all parameters, and over each block's (NaN for a block without)."""
 
     total: float
-    blocks: Tensor  # (blocks,)
+    blocks: list[float]
     bad: int | None = None  # the block that is not finite; of several the last, which backward meets first
 
 
@@ -34,27 +34,24 @@ class ParameterNorms:
         named = list(root.named_parameters())
         self.parameters = [parameter for _, parameter in named]
         self.names = [name for name, _ in named]
-        self.places = torch.tensor([_place(name, watched.blocks) for name in self.names], dtype=torch.int64)
+        self.places = [_place(name, watched.blocks) for name in self.names]
         self.count = len(watched.blocks)
 
     def gradients(self, scale: float = 1.0) -> BlockNorms | None:
         """‖∇‖ as it is now, divided by a loss scale. None before the first backward pass. One look at the device."""
-        held = [p.grad for p in self.parameters]
-        there = [_dense(g) for g in held if g is not None]
-        if not there:
+        held = [(place, p.grad) for place, p in zip(self.places, self.parameters, strict=True) if p.grad is not None]
+        if not held:
             return None
-        places = self.places
-        if len(there) < len(held):
-            places = places[torch.tensor([g is not None for g in held])]
-        found = self._by_block(places, _norms(there))
-        return BlockNorms(found.total / scale, found.blocks / scale, found.bad)
+        found = self._by_block([place for place, _ in held], _norms([_dense(g) for _, g in held]))
+        return BlockNorms(found.total / scale, [norm / scale for norm in found.blocks], found.bad)
 
     @torch.no_grad()
     def drift(self, ema: list[Tensor]) -> BlockNorms:
         """‖θ − θ̄‖/‖θ̄‖ over all parameters and over each block's, where θ̄ is the average."""
-        distance = self._by_block(self.places, _distances(self.parameters, ema))
-        size = self._by_block(self.places, _norms(ema))
-        return BlockNorms(distance.total / (size.total or math.nan), distance.blocks / size.blocks)
+        apart, averages = native.distances(self.parameters, ema) or (_distances(self.parameters, ema), _norms(ema))
+        distance, size = self._by_block(self.places, apart), self._by_block(self.places, averages)
+        shares = [d / s if s else math.nan for d, s in zip(distance.blocks, size.blocks, strict=True)]
+        return BlockNorms(distance.total / (size.total or math.nan), shares)
 
     def average_of(self, ema: Any) -> list[Tensor]:
         """The averaged parameters in the order of the network's: by name from a network, by order from a list."""
@@ -73,32 +70,30 @@ class ParameterNorms:
             )
         return tensors
 
-    def _by_block(self, places: Tensor, each: Tensor) -> BlockNorms:
+    def _by_block(self, places: list[int], each: list[float]) -> BlockNorms:
         """From one norm a parameter to one a block."""
-        squares = torch.zeros(self.count, dtype=torch.float64).index_add_(0, places, each.square())
-        there = torch.zeros(self.count, dtype=torch.bool)
-        there[places] = True
-        bad = (there & ~squares.isfinite()).nonzero().flatten().tolist()
-        total = float(each.square().sum().sqrt())
-        return BlockNorms(total, torch.where(there, squares.sqrt(), math.nan), bad[-1] if bad else None)
+        squares: list[float | None] = [None] * self.count
+        for place, norm in zip(places, each, strict=True):
+            squares[place] = (squares[place] or 0.0) + norm * norm
+        there = [square for square in squares if square is not None]
+        bad = [k for k, square in enumerate(squares) if square is not None and not math.isfinite(square)]
+        blocks = [math.nan if square is None else math.sqrt(square) for square in squares]
+        return BlockNorms(math.sqrt(sum(there)), blocks, bad[-1] if bad else None)
 
 
-def _norms(tensors: Sequence[Tensor]) -> Tensor:
+def _norms(tensors: Sequence[Tensor]) -> list[float]:
     """One norm a tensor, in as few kernels as there are devices and dtypes. One look at the device."""
-    found = norms(tensors)
+    found = native.norms(tensors)
     if found is not None:
         return found
     if len({(t.device, t.dtype) for t in tensors}) == 1:
-        return read(torch._foreach_norm(list(tensors)))
-    return read([torch.linalg.vector_norm(t) for t in tensors])
+        return read(torch._foreach_norm(list(tensors))).tolist()
+    return read([torch.linalg.vector_norm(t) for t in tensors]).tolist()
 
 
-def _distances(mine: list[nn.Parameter], theirs: list[Tensor]) -> Tensor:
+def _distances(mine: list[nn.Parameter], theirs: list[Tensor]) -> list[float]:
     """The norms of the differences."""
-    found = norms(mine, less=theirs)
-    if found is not None:
-        return found
-    return torch.cat([_norms(torch._foreach_sub(*part)) for part in _chunks(mine, theirs)])
+    return [norm for part in _chunks(mine, theirs) for norm in _norms(torch._foreach_sub(*part))]
 
 
 def _chunks(mine: list[nn.Parameter], theirs: list[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
