@@ -32,14 +32,14 @@ class Norms:
     """What one pass showed, on the CPU. The norm of a batch is the root mean square of its samples' norms.
 
     total      one a point, NaN where nothing passed
-    samples    (points, n), of a batch whose size was known beforehand
+    squares    of each point, the squared norm of each sample, where the batch's size was known beforehand
     kappas     i → (mean, least, greatest) of κ_i where it is learned
     n          samples that passed
     nonfinite  the first point, in the order of the pass, that is not finite
     """
 
     total: list[float]
-    samples: Tensor | None
+    squares: list[list[float]] | None
     kappas: dict[int, tuple[float, float, float]]
     n: int
     nonfinite: int | None
@@ -50,10 +50,10 @@ class Recorder:
 
     def __init__(self, size: int, samples: int | None = None, keep_call: bool = False) -> None:
         self.size, self.samples, self.keep_call = size, samples, keep_call
-        self.keys: list[int] = []
-        self.values: list[Tensor] = []
+        self.values: list[Tensor] = []  # a norm a tensor, or one a sample
+        self.seen: list[tuple[tuple[int, ...], int]] = []  # in the order of the pass: the points, and which value
         self.kappas: dict[int, list[Tensor]] = {}
-        self.known: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}  # by id: what a block gives the next takes
+        self.known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # by id: what a block gives the next takes
         self.batch = 0
         self.rows = 0
         self.autocast: dict[str, torch.dtype | None] = {}
@@ -63,15 +63,13 @@ class Recorder:
         if x is None or x.ndim == 0 or not x.is_floating_point():
             return
         held = self.known.get(id(x))
-        if held is None or held[0]() is not x or held[1] != x._version:
-            norm = self._norm(x.detach())
-            if not x.is_inference():  # an inference tensor does not count its changes
-                self.known[id(x)] = (weakref.ref(x), x._version, norm)
-        else:
-            norm = held[2]
-        for key in keys:
-            self.keys.append(key)
-            self.values.append(norm)
+        if held is not None and held[0]() is x and held[1] == x._version:
+            self.seen.append((keys, held[2]))
+            return
+        if not x.is_inference():  # an inference tensor does not count its changes
+            self.known[id(x)] = (weakref.ref(x), x._version, len(self.values))
+        self.seen.append((keys, len(self.values)))
+        self.values.append(self._norm(x.detach()))
 
     def _norm(self, x: Tensor) -> Tensor:
         n = self.samples
@@ -88,21 +86,22 @@ class Recorder:
         """One look at the device. None where nothing passed."""
         if not self.values:
             return None
-        values = read(self.values)  # (calls,) or (calls, n)
-        kappas = {i: read(each) for i, each in self.kappas.items()}  # (calls, 3)
-        keys = torch.tensor(self.keys)
-        squares = torch.zeros(self.size, *values.shape[1:], dtype=torch.float64).index_add_(0, keys, values.square())
-        seen = torch.zeros(self.size, dtype=torch.bool)
-        seen[keys] = True
+        values = read(self.values).reshape(len(self.values), -1).tolist()  # a norm a tensor, or one a sample
+        squares = [[norm * norm for norm in row] for row in values]
+        found: list[list[float] | None] = [None] * self.size
+        for keys, k in self.seen:
+            for key in keys:
+                before = found[key]
+                found[key] = squares[k] if before is None else [a + b for a, b in zip(before, squares[k], strict=True)]
         n = self.samples or self.batch or self.rows
-        total = (squares.sum(-1) if self.samples else squares) / n
-        bad = ~values.isfinite() if values.ndim == 1 else ~values.isfinite().all(1)
+        kappas = {i: _together(read(each)) for i, each in self.kappas.items()}  # (calls, 3)
+        bad = (keys[0] for keys, k in self.seen if not all(map(math.isfinite, values[k])))
         return Norms(
-            total=torch.where(seen, total.sqrt(), math.nan).tolist(),
-            samples=torch.where(seen[:, None], squares.sqrt(), math.nan) if self.samples else None,
-            kappas={i: _together(k) for i, k in kappas.items()},
+            total=[math.nan if each is None else math.sqrt(sum(each) / n) for each in found],
+            squares=[[math.nan] * n if each is None else each for each in found] if self.samples else None,
+            kappas=kappas,
             n=n,
-            nonfinite=int(keys[bad][0]) if bad.any() else None,
+            nonfinite=next(bad, None),
         )
 
 

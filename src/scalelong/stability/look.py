@@ -44,12 +44,15 @@ class Layout:
             found += [math.nan] * w.features if norms is None else norms.total[: w.features]
         return found + ([math.nan] * (1 + len(w.blocks)) if g is None else [g.total, *g.blocks])
 
-    def by_time(self, norms: Norms | None, members: Tensor | None) -> list[list[float]]:
+    def by_time(self, norms: Norms | None, members: list[list[int]] | None) -> list[list[float]]:
         """The norm of h_i (or of a block's output) over the samples of each timestep bin."""
-        if norms is None or norms.samples is None or members is None:
+        if norms is None or norms.squares is None or members is None:
             return [[math.nan] * self.bins] * self.followed
         start = self.watched.point("backbone", 1) if self.watched.n else self.watched.block(0)
-        return (norms.samples[start : start + self.followed].square() @ members).sqrt().tolist()
+        return [
+            [math.sqrt(sum(row[k] for k in inside) / len(inside)) if inside else math.nan for inside in members]
+            for row in norms.squares[start : start + self.followed]
+        ]
 
     def told(self, values: list[float], digits: int) -> dict[str, Any]:
         """What `norms` lists, as named lists for JSON."""

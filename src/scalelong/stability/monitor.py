@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from scalelong.errors import ScaleLongError
 from scalelong.scaling import BlockScaling, ConstantScaling, FixedSkips
@@ -94,7 +94,7 @@ class StabilityMonitor:
         self._entries: deque[Entry] = deque(maxlen=window)
         self._journal, self._notes = Journal(out, keep), Notes()
         self._before: Look | None = None
-        self._in_bins: tuple[tuple[float, ...], Tensor | None] | None = None
+        self._in_bins: tuple[tuple[float, ...], list[list[int]] | None] | None = None
         self._step = 0
         self._begun = False
         self.alarms: tuple[Alarm, ...] = ()  # in force at the last look
@@ -182,7 +182,7 @@ class StabilityMonitor:
             seen.call = None
         return self._probe
 
-    def _times_of(self, probe: Probe) -> tuple[tuple[float, ...], Tensor | None]:
+    def _times_of(self, probe: Probe) -> tuple[tuple[float, ...], list[list[int]] | None]:
         """The edges of the timestep bins, and which of them the probe's samples are in."""
         if self._in_bins is None:
             edges = probe.edges(self.bins, self.times)

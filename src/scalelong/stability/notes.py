@@ -60,10 +60,12 @@ class Notes:
         if not losses:
             return Noted(None, finite, None, bad_gradient)
         values = torch.cat([v.to(losses[0][1].device, torch.float32) for _, v, _ in losses]).cpu().double()
-        steps = {step: k for k, step in enumerate(sorted({step for step, _, _ in losses}))}
-        places, lengths = torch.tensor([(steps[step], len(v)) for step, v, _ in losses]).unbind(1)
-        sums, counts = _sums(values, places.repeat_interleave(lengths), len(steps))
-        means = dict(zip(steps, (sums / counts).tolist(), strict=True))
+        lengths = [len(v) for _, v, _ in losses]
+        each = torch.segment_reduce(values, "sum", lengths=torch.tensor(lengths)).tolist()
+        sums, counts = dict[int, float](), dict[int, int]()  # by step, which may have been noted in parts
+        for (step, _, _), whole, count in zip(losses, each, lengths, strict=True):
+            sums[step], counts[step] = sums.get(step, 0.0) + whole, counts.get(step, 0) + count
+        means = {step: sums[step] / counts[step] if counts[step] else math.nan for step in sorted(sums)}
         bad_loss = next((step for step, mean in means.items() if not math.isfinite(mean)), None)
         good = {step: mean for step, mean in means.items() if math.isfinite(mean)}
         summary: dict[str, Any] = {"mean": None, "max": None, "at": None, "steps": len(means)}
@@ -72,9 +74,7 @@ class Notes:
             summary |= {"mean": number(math.fsum(good.values()) / len(good)), "max": number(good[at]), "at": at}
         if all(times is not None for _, _, times in losses):
             times = torch.cat([t.to(losses[0][1].device, torch.float32) for _, _, t in losses if t is not None]).cpu()
-            there = values.isfinite()
-            sums, counts = _sums(values[there], which_bin(times, edges)[there], len(edges) - 1)
-            summary["bins"] = rounded((sums / counts).tolist())
+            summary["bins"] = _means(values, which_bin(times, edges), len(edges) - 1)
         return Noted(summary, finite, bad_loss, bad_gradient)
 
 
@@ -84,7 +84,10 @@ def which_bin(times: Tensor, edges: Sequence[float]) -> Tensor:
     return torch.bucketize(times.double().cpu(), inner, right=True)
 
 
-def _sums(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The sum of the values at each place, and how many there are."""
-    sums, counts = torch.zeros(2, count, dtype=torch.float64)
-    return sums.index_add_(0, places, values), counts.index_add_(0, places, torch.ones_like(values))
+def _means(values: Tensor, places: Tensor, count: int) -> list[float | None]:
+    """The mean of the finite values at each place."""
+    there = values.isfinite()
+    if not there.all():
+        values, places = values[there], places[there]
+    sums, counts = places.bincount(values, minlength=count), places.bincount(minlength=count)
+    return rounded((sums / counts).tolist())

@@ -33,12 +33,12 @@ class Probe:
         low, high = times
         return tuple(low + (high - low) * k / bins for k in range(bins + 1))
 
-    def members(self, edges: Sequence[float]) -> Tensor | None:
-        """(n, bins): the weights that average the samples of each bin; NaN for an empty one."""
+    def members(self, edges: Sequence[float]) -> list[list[int]] | None:
+        """The samples in each bin."""
         if self.t is None:
             return None
-        inside = torch.nn.functional.one_hot(which_bin(self.t, edges), len(edges) - 1).double()
-        return inside / inside.sum(0)
+        places = which_bin(self.t, edges).tolist()
+        return [[k for k, place in enumerate(places) if place == wanted] for wanted in range(len(edges) - 1)]
 
 
 def as_probe(inputs: Inputs, t: Any = None) -> Probe:

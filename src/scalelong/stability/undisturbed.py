@@ -36,13 +36,13 @@ def undisturbed(root: nn.Module, autocast: dict[str, torch.dtype | None]) -> Ite
             stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False))
         try:
             for module in training:
-                object.__setattr__(module, "training", False)  # nn.Module's own looks for parameters first
+                module.__dict__["training"] = False  # nn.Module's own setter looks for parameters first
             for module in compiled:
                 module._compiled_call_impl = None
             yield
         finally:
             for module in training:
-                object.__setattr__(module, "training", True)
+                module.__dict__["training"] = True
             for module, implementation in kept:
                 module._compiled_call_impl = implementation
             if any(torch.is_autocast_enabled(kind) for kind in {"cpu", device.type}):
