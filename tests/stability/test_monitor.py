@@ -11,6 +11,7 @@ from watched_loops import batch, small_uvit, train, watched_run
 
 from scalelong import ConstantScaling, LearnableScaling, ScaleLongError, Site, StabilityMonitor, apply
 from scalelong.stability.journal import read_stability
+from scalelong.stability.probe import samples_of
 
 CLOSE = {"rel": 2e-4}  # entries have five digits
 
@@ -392,9 +393,14 @@ def test_without_a_probe_the_first_batch_seen_becomes_it():
     monitor = StabilityMonitor(net, every=2)
     seen = {}
     train(net, 6, monitor, after=lambda s, e, n: seen.update(net=copy.deepcopy(net)))
-    expected = uvit_features(seen["net"], *batch(2)[:2])
+    x, t, _ = batch(2)
+    expected = uvit_features(seen["net"], x[:4], t[:4])
     assert monitor.last["probe"]["backbone"] == pytest.approx(expected["backbone"], **CLOSE)
-    assert monitor.last["probe"]["n"] == 6
+    assert monitor.last["probe"]["n"] == 4
+
+
+def test_a_probe_is_an_eighth_of_the_batch_from_four_to_eight():
+    assert [samples_of(n) for n in (1, 4, 6, 32, 48, 64, 1024)] == [1, 4, 4, 4, 6, 8, 8]
 
 
 def test_a_probe_may_be_a_function_or_have_keywords():

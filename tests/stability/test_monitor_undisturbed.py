@@ -425,17 +425,16 @@ def test_a_resumed_run_writes_the_same_looks(tmp_path):
 
 
 def test_a_compiled_run_is_watched(tmp_path, monkeypatch):
-    from scalelong.training import trainer
-
     torch._dynamo.reset()
     compiled = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **k: compiled(self, **{**k, "backend": "eager"}))
     from scalelong.training.loop import train as run
 
-    run(tiny(train__compile=True), tmp_path / "compiled", quiet=True)
-    run(tiny(), tmp_path / "eager", quiet=True)
+    few = 4  # all of which are looked at once more
+    run(tiny(train__compile=True, train__batch_size=few), tmp_path / "compiled", quiet=True)
+    run(tiny(train__batch_size=few), tmp_path / "eager", quiet=True)
     seen, plain = (read_stability(tmp_path / n / "stability.jsonl").entries[-1] for n in ("compiled", "eager"))
     assert seen["probe"]["backbone"] == pytest.approx(plain["probe"]["backbone"], rel=1e-3)
-    assert seen["train"]["n"] == min(8, trainer.SAMPLES)
+    assert seen["train"]["n"] == plain["train"]["n"] == few
     assert seen["train"]["backbone"] == pytest.approx(plain["train"]["backbone"], rel=1e-3)
     torch._dynamo.reset()

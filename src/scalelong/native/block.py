@@ -64,26 +64,25 @@ def block(x: Tensor, shape: Shape, *parameters: Tensor | None) -> Tensor:
     """(B, L, D) → (B, L, D). parameters: weight and bias of norm1, qkv, proj, norm2, fc1, fc2, in this order."""
     if torch.is_grad_enabled() and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters)):
         return _Block.apply(x, shape, *parameters)
-    return _forward(x, shape, parameters)[0]
+    return _forward(x, shape, parameters, keep=False)[0]
 
 
-def _forward(x: Tensor, shape: Shape, parameters: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor]:
-    """The result, and what the backward pass needs."""
+def _forward(x: Tensor, shape: Shape, parameters: tuple[Tensor | None, ...], keep: bool) -> tuple[Tensor, Tensor]:
+    """The result, and what the backward pass needs where that is to be kept."""
     loaded = library()
     assert loaded is not None
     B, L, D = x.shape
-    hidden = len(parameters[9])  # type: ignore[arg-type]
-    kept, z = x.new_empty(loaded.block_keeps(B * L, D, hidden, shape.heads)), torch.empty_like(x)
+    sizes, threads = (B, L, D, len(parameters[9]), shape.heads), torch.get_num_threads()  # type: ignore[arg-type]
+    kept, z = x.new_empty(loaded.block_keeps(*sizes, keep, threads)), torch.empty_like(x)
     places = x.data_ptr(), pointers(parameters), kept.data_ptr(), z.data_ptr()
-    sizes = B, L, D, hidden, shape.heads
-    loaded.block_forward(*places, *sizes, shape.eps1, shape.eps2, torch.get_num_threads())
+    loaded.block_forward(*places, *sizes, shape.eps1, shape.eps2, keep, threads)
     return z, kept
 
 
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shape: Shape, *parameters: Tensor | None) -> Tensor:
-        z, kept = _forward(x, shape, parameters)
+        z, kept = _forward(x, shape, parameters, keep=True)
         ctx.shape = shape
         ctx.save_for_backward(x, kept, *parameters)
         return z

@@ -442,14 +442,30 @@ static kept_t pieces(float *at, int64_t R, int64_t row, int64_t D, int64_t hidde
   return k;
 }
 
+/* The same where nothing is kept: rows take the place of those before them, and results of what is not needed any more. */
+static kept_t passing(float *at, int64_t R, int64_t D, int64_t hidden, int64_t heads) {
+  kept_t k;
+  k.normed1 = k.attended = at, at += R * D;
+  k.qkv = k.inner = k.active = at, at += R * (hidden > 3 * D ? hidden : 3 * D);
+  k.y = at, at += R * D;
+  k.logs = at, at += R * heads;
+  k.mean1 = k.mean2 = at, at += R;
+  k.rstd1 = k.rstd2 = at, at += R;
+  k.end = at;
+  return k;
+}
+
 /* Samples that are worked on at a time: what one part of the block writes is in the cache when the next reads it. */
 static int samples_at_once(int B, int L, int threads) {
   const int64_t most = (int64_t)CLOSE * threads, parts = ((int64_t)B * L + most - 1) / most;
   return parts < B ? (int)((B + parts - 1) / parts) : 1;
 }
 
-int64_t block_keeps(int64_t R, int64_t D, int64_t hidden, int64_t heads) {
-  return pieces((float *)0, R, 0, D, hidden, heads).end - (float *)0;
+/* Numbers that the forward pass needs room for, those that it keeps for the backward pass or those on its way. */
+int64_t block_keeps(int B, int L, int64_t D, int64_t hidden, int64_t heads, int keep, int threads) {
+  float *none = NULL;
+  if (keep) return pieces(none, (int64_t)B * L, 0, D, hidden, heads).end - none;
+  return passing(none, (int64_t)samples_at_once(B, L, threads) * L, D, hidden, heads).end - none;
 }
 
 int64_t block_room(int B, int L, int64_t D, int64_t hidden, int threads) {
@@ -460,14 +476,14 @@ int64_t block_room(int B, int L, int64_t D, int64_t hidden, int threads) {
 /* p: weight and bias of norm1, qkv, proj, norm2, fc1, fc2; only that of qkv may be missing. */
 void block_forward(
     const float *x, const float *const *p, float *kept, float *z, int B, int L, int D_, int hidden_, int heads,
-    float eps1, float eps2, int threads
+    float eps1, float eps2, int keep, int threads
 ) {
   const int64_t D = D_, hidden = hidden_;
   const int step = samples_at_once(B, L, threads);
   for (int first = 0; first < B; first += step) {
     const int n = B - first < step ? B - first : step;
     const int64_t row = (int64_t)first * L, R = (int64_t)n * L;
-    const kept_t k = pieces(kept, (int64_t)B * L, row, D, hidden, heads);
+    const kept_t k = keep ? pieces(kept, (int64_t)B * L, row, D, hidden, heads) : passing(kept, R, D, hidden, heads);
     const float *in = x + row * D;
     float *out = z + row * D;
     layer_norm(in, p[0], p[1], k.normed1, k.mean1, k.rstd1, 0, R, D, eps1, threads);

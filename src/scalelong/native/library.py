@@ -36,9 +36,9 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "attention_forward": (None, [c_void_p] * 3 + [c_int] * 5),
     "attention_backward": (None, [c_void_p] * 5 + [c_int] * 5),
     "use_sgemm": (None, [c_void_p]),
-    "block_keeps": (c_int64, [c_int64] * 4),
+    "block_keeps": (c_int64, [c_int, c_int, c_int64, c_int64, c_int64, c_int, c_int]),
     "block_room": (c_int64, [c_int, c_int, c_int64, c_int64, c_int]),
-    "block_forward": (None, [c_void_p, POINTERS, c_void_p, c_void_p] + [c_int] * 5 + [c_float] * 2 + [c_int]),
+    "block_forward": (None, [c_void_p, POINTERS, c_void_p, c_void_p] + [c_int] * 5 + [c_float] * 2 + [c_int] * 2),
     "block_backward": (None, [c_void_p] * 2 + [POINTERS] + [c_void_p] * 3 + [POINTERS] + [c_int] * 6),
     "squares": (c_double, [c_int, SIZES] + [POINTERS] * 2 + [ctypes.POINTER(c_double)] * 2),
     "scale": (None, [c_int, SIZES, POINTERS, c_float]),
@@ -203,9 +203,9 @@ def _right_block(loaded: ctypes.CDLL) -> bool:
     shapes = [(D,), (D,), (3 * D, D), (3 * D,), (D, D), (D,), (D,), (D,), (hidden, D), (hidden,), (D, hidden), (D,)]
     given = [_ramp(-1.0, 1.0 + k, math.prod(shape)).sin().view(shape) for k, shape in enumerate(shapes)]
     x = _ramp(-3.0, 5.0, L * D).cos().view(L, D)
-    kept, z = x.new_empty(loaded.block_keeps(L, D, hidden, 1)), torch.empty_like(x)
+    kept, z = x.new_empty(loaded.block_keeps(1, L, D, hidden, 1, 0, 1)), torch.empty_like(x)
     places = x.data_ptr(), pointers(given), kept.data_ptr(), z.data_ptr()
-    loaded.block_forward(*places, 1, L, D, hidden, 1, 1e-5, 1e-5, 1)
+    loaded.block_forward(*places, 1, L, D, hidden, 1, 1e-5, 1e-5, 0, 1)
     n1w, n1b, qkvw, qkvb, projw, projb, n2w, n2b, fc1w, fc1b, fc2w, fc2b = (p.double() for p in given)
     layer_norm, linear, gelu = F.layer_norm, F.linear, F.gelu
     q, k, v = linear(layer_norm(x.double(), (D,), n1w, n1b), qkvw, qkvb).view(L, 3, D).unbind(1)

@@ -14,8 +14,13 @@ from scalelong.skips.description import _first_tensor
 from scalelong.stability.notes import which_bin
 
 Inputs = Sequence[Any] | Callable[[nn.Module], Any]
-SAMPLES = 8  # of a training batch that becomes the probe
+LEAST, MOST, SHARE = 4, 8, 8  # samples of a probe that is not given: an eighth of the batch within these
 _TIME_NAMES = ("timestep", "timesteps", "t", "time")
+
+
+def samples_of(batch: int) -> int:
+    """How many samples are looked at where nobody says it: few enough that a look is a small part of a step."""
+    return min(batch, max(LEAST, min(MOST, batch // SHARE)))
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ def _times(value: Any, n: int) -> Tensor | None:
 def _part(value: Any, size: int) -> Any:
     if isinstance(value, Tensor):
         value = value.detach()
-        return value[:SAMPLES].clone() if value.ndim and value.shape[0] == size else value.clone()
+        return value[: samples_of(size)].clone() if value.ndim and value.shape[0] == size else value.clone()
     if isinstance(value, Mapping):
         return {key: _part(item, size) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -17,6 +17,7 @@ from scalelong.diffusion import simple_loss
 from scalelong.errors import ScaleLongError
 from scalelong.models.denoiser import Denoiser
 from scalelong.native import AdamW, clip_, keep_memory
+from scalelong.stability.probe import samples_of
 from scalelong.training import checkpoint
 from scalelong.training.checkpoint import Checkpoint, Progress
 from scalelong.training.config import Config
@@ -27,7 +28,6 @@ from scalelong.training.network import build_network
 if TYPE_CHECKING:
     from scalelong.stability.monitor import StabilityMonitor
 
-SAMPLES = 8  # of a batch that the monitor runs again where the network is compiled
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -192,7 +192,7 @@ class Trainer:
     def _again(self, number: int, net: nn.Module) -> Tensor:
         """A few samples of step `number` once more, for the monitor, whose hooks do not see a compiled pass."""
         with self.accelerator.autocast():
-            return self._losses(Denoiser(net), self.batch(number).part(0, SAMPLES))
+            return self._losses(Denoiser(net), self.batch(number).part(0, samples_of(self.config.train.batch_size)))
 
     @torch.no_grad()
     def validation_loss(self, held_out: Examples, n: int, net: nn.Module | None = None) -> float:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from scalelong.models.denoiser import Denoiser
 from scalelong.stability.monitor import StabilityMonitor
-from scalelong.stability.probe import SAMPLES
+from scalelong.stability.probe import samples_of
 from scalelong.training.display import Display
 from scalelong.training.examples import Batch, Examples
 from scalelong.training.run import Run
@@ -31,7 +31,8 @@ class FixedBatch:
 def watch(trainer: Trainer, held_out: Examples | None, run: Run, display: Display) -> StabilityMonitor:
     """A monitor that looks every `monitor.every` steps and writes stability.jsonl."""
     process, config = trainer.examples.process, trainer.config
-    batch = (held_out or trainer.examples).probe(SAMPLES).to(trainer.accelerator.device)
+    samples = samples_of(config.train.batch_size)
+    batch = (held_out or trainer.examples).probe(samples).to(trainer.accelerator.device)
     return StabilityMonitor(
         trainer.net,
         probe=FixedBatch(trainer, batch),
