@@ -26,8 +26,8 @@ from scalelong.training.run import read_lines
 WINDOW, FIRST = 50, 200
 POINTS = {"middle": ("backbone", -1), "outermost join": ("backbone", 0), "output": ("blocks", -1)}
 COMMON = [
-    "model.depth=24", "train.batch_size=16", "train.lr=1e-3", "monitor.every=1", "train.log_every=1",
-    "checkpoint.every=200", "sample.n=0", "sample.every=0", "validate.every=0",
+    "model.depth=24", "train.batch_size=16", "train.lr=1e-3", "train.log_every=1", "monitor.every=1",
+    "monitor.samples=8", "checkpoint.every=200", "sample.n=0", "sample.every=0", "validate.every=0",
 ]  # fmt: skip
 VARIANTS = {
     "preset": [],

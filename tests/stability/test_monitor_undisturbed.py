@@ -252,6 +252,16 @@ def test_either_kind_of_checkpointing_is_met(reentrant):
     assert entries[0]["train"] == entries[1]["train"]
 
 
+def test_two_monitors_do_not_see_each_other():
+    net = small_uvit()
+    x, t, eps = batch(1)
+    monitors = [StabilityMonitor(net, batch(0)[:2], every=1) for _ in range(2)]
+    with monitors[0].step(1), monitors[1].step(1):
+        (net(x, t) - eps).square().mean().backward()
+    assert monitors[0].last == monitors[1].last
+    assert monitors[0].last["train"]["n"] == len(x)
+
+
 def test_accumulated_parts_are_seen_as_one_batch():
     net = small_uvit()
     x, t, eps = batch(1, n=8)

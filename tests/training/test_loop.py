@@ -130,6 +130,16 @@ def test_watching_does_not_disturb(tmp_path, finished):
     ]
 
 
+def test_the_probe_has_as_many_images_as_are_asked_for(tmp_path, finished):
+    from scalelong.stability.journal import read_stability
+
+    train(tiny_config(monitor__every=2, monitor__samples=7), tmp_path / "run", quiet=True)
+    log = read_stability(tmp_path / "run" / "stability.jsonl")
+    assert log.header["probe"] == 7
+    assert {entry["probe"]["n"] for entry in log.entries} == {7}
+    assert losses(tmp_path / "run") == losses(finished)
+
+
 def test_tensorboard_gets_the_figures_and_a_missing_tracker_is_a_sentence(tmp_path, finished):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

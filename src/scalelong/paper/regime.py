@@ -50,6 +50,7 @@ CAMPAIGN = Study(
         *QUIET,
         "validate.every=250",
         "monitor.every=10",
+        "monitor.samples=8",
         "checkpoint.every=500",
         "checkpoint.keep=5",  # figure 11 and table 4 look at them all
     ),

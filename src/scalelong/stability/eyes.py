@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +125,18 @@ class Eyes:
             outputs.setdefault("" if path == ROOT else path, []).append(watched.block(k))
         self.outputs = [(root.get_submodule(path), _OutEye(self, tuple(keys))) for path, keys in outputs.items()]
 
+    _alone: ClassVar[Eyes | None] = None  # whose pass of its own is running, which others do not look at
+
+    @contextmanager
+    def alone(self, recorder: Recorder) -> Iterator[None]:
+        """`open`, for a pass that is made to look at: other eyes on the same network are closed meanwhile."""
+        Eyes._alone = self
+        try:
+            with self.open(recorder):
+                yield
+        finally:
+            Eyes._alone = None
+
     @contextmanager
     def open(self, recorder: Recorder | None) -> Iterator[None]:
         """Norms of every pass of the network go to `recorder`; on leaving, nothing is attached.
@@ -205,8 +217,10 @@ class _Eye:
         self.eyes = eyes
 
     def recorder(self) -> Recorder | None:
-        """None while a network is traced, and where checkpointing runs a block again."""
-        return None if torch.compiler.is_compiling() or _graph_task() != -1 else self.eyes.recorder
+        """None while a network is traced, where checkpointing runs a block again, and in the pass of other eyes."""
+        if torch.compiler.is_compiling() or _graph_task() != -1 or Eyes._alone not in (None, self.eyes):
+            return None
+        return self.eyes.recorder
 
 
 class _RootEye(_Eye):

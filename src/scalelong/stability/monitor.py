@@ -192,7 +192,7 @@ class StabilityMonitor:
     def _run(self, inputs: Probe, autocast: dict[str, torch.dtype | None], samples: int | None) -> Norms | None:
         """A pass of the network on these inputs, to look at alone."""
         recorder = Recorder(self.watched.size, samples)
-        with undisturbed(self.root, autocast), self._eyes.open(recorder):
+        with undisturbed(self.root, autocast), self._eyes.alone(recorder):
             inputs.call(self.root)
         return recorder.norms()
 

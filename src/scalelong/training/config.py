@@ -124,9 +124,10 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """The stability monitor: every how many steps it looks; 0 switches it off."""
+    """The stability monitor: every how many steps it looks (0 switches it off), and how many images its probe has."""
 
     every: int = 10
+    samples: int | None = None  # None: an eighth of the batch, from 4 to 8
 
 
 @dataclass(frozen=True)
@@ -335,6 +336,8 @@ def _check(config: Config) -> None:
             raise ScaleLongError(f"{key} is at least {least}, not {value}")
         if value >= 2**63:
             raise ScaleLongError(f"{key} is less than 2**63, not {value}")
+    if config.monitor.samples is not None and not 1 <= config.monitor.samples < 2**63:
+        raise ScaleLongError(f"monitor.samples is a number from 1 up, not {config.monitor.samples}")
     positive = {"train.lr": t.lr, "kappa": config.kappa, "model.init_std": config.model.init_std}
     if t.clip is not None:
         positive["train.clip"] = t.clip

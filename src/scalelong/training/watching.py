@@ -31,7 +31,7 @@ class FixedBatch:
 def watch(trainer: Trainer, held_out: Examples | None, run: Run, display: Display) -> StabilityMonitor:
     """A monitor that looks every `monitor.every` steps and writes stability.jsonl."""
     process, config = trainer.examples.process, trainer.config
-    samples = samples_of(config.train.batch_size)
+    samples = config.monitor.samples or samples_of(config.train.batch_size)
     batch = (held_out or trainer.examples).probe(samples).to(trainer.accelerator.device)
     return StabilityMonitor(
         trainer.net,
