@@ -94,12 +94,23 @@ def test_a_norm_without_weights_is_left_to_torch(calls: list[int]) -> None:
     assert calls == []
 
 
-def test_without_gradients_the_result_is_the_same_bit_for_bit(calls: list[int]) -> None:
-    block, x = small()
+@pytest.mark.parametrize(("batch", "tokens", "ratio"), [(3, 7, 4.0), (3, 7, 1.0), (50, 40, 2.6)])  # the last in parts
+def test_without_gradients_the_result_is_the_same_bit_for_bit(
+    calls: list[int], batch: int, tokens: int, ratio: float
+) -> None:
+    block, _ = small(tokens=tokens, ratio=ratio)
+    x = torch.randn(batch, tokens, 32)
+    kept = block(x)
     with torch.no_grad():
-        still = block(x)
-    assert torch.equal(still, block(x))
-    assert calls == [3, 3]
+        assert torch.equal(block(x), kept)
+    assert calls == [batch, batch]
+
+
+def test_without_gradients_nothing_is_kept() -> None:
+    loaded = library()
+    assert loaded is not None
+    sizes = (1000, 17, 64, 256, 4)
+    assert 20 * loaded.block_keeps(*sizes, 0, 1) < loaded.block_keeps(*sizes, 1, 1)
 
 
 def test_frozen_parameters_get_no_gradient_and_the_others_do(calls: list[int]) -> None:
