@@ -11,7 +11,7 @@ from PIL import Image
 
 from scalelong import LearnableScaling, ScaleLongError, load_run
 from scalelong.cli import main
-from scalelong.training.generate import Request, generate, label_of, to_uint8
+from scalelong.training.generate import Request, generate, grid_columns, label_of, to_uint8
 from scalelong.training.loop import train
 from tiny_runs import tiny_config
 
@@ -144,6 +144,18 @@ def test_a_sheet_has_a_column_for_each_class(by_class, plain, tmp_path):
             width, height = sheet.size
         rows = -(-20 // columns)
         assert width * (9 * rows + 1) == height * (9 * columns + 1)  # images of 8 pixels, lines of one between them
+
+
+def test_a_sheet_has_a_column_for_each_prompt(plain):
+    facts = load_run(plain).facts
+    asked = [
+        ["a sun"],
+        ["a sun", "a moon"],
+        ["a sun", "a moon", "a star", "a cat", "a dog"],
+        [str(k) for k in range(21)],
+    ]
+    assert [grid_columns(facts, Request(n=4, prompts=prompts)) for prompts in asked] == [None, 2, None, None]
+    assert grid_columns(facts, Request(n=20, prompts=asked[2])) == 5
 
 
 @pytest.mark.slow

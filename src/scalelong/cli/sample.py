@@ -73,7 +73,7 @@ def sample(
     images = np.concatenate(list(track(batches, "sampling", total=-(-n // batch_size))))
     target = out or trained.run.samples / f"sample-step{trained.step}-seed{seed}.png"
     if target.suffix.lower() == ".png":
-        save_grid(images, target, grid_columns(trained.facts, request.classes, n))
+        save_grid(images, target, grid_columns(trained.facts, request))
     else:
         from PIL import Image
 

@@ -62,11 +62,12 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
     return (to_uint8(_decoded(batch, config) if latent else batch) for batch in batches)
 
 
-def grid_columns(facts: Facts, classes: Sequence[int | str] | None, n: int) -> int | None:
-    """A column a class, where classes take turns and a sheet has room for them; None: as square as it comes."""
+def grid_columns(facts: Facts, request: Request) -> int | None:
+    """A column a class or a prompt, where they take turns and there is room for them; None: as square as it comes."""
     conditional = facts.shapes.label_rows and facts.class_names is not None
-    turns = len(classes or facts.class_names or ()) if conditional else 0
-    return turns if 1 < turns <= min(n, 20) else None
+    classes = request.classes or facts.class_names or () if conditional else ()
+    turns = len(request.prompts or classes)
+    return turns if 1 < turns <= min(request.n, 20) else None
 
 
 def to_uint8(images: Tensor) -> npt.NDArray[np.uint8]:

@@ -180,14 +180,14 @@ class _Observers:
 
     def _sample(self, step: int) -> None:
         from scalelong.data.grid import save_grid
-        from scalelong.training.generate import grid_columns
+        from scalelong.training.generate import Request, grid_columns
 
         try:
             images = np.concatenate(list(self._grid(self.trainer.config.sample.n)))
         except ScaleLongError as error:  # a young network may diverge in sampling: that must not end its training
             self.display.say(f"step {step}: no samples: {error}")
             return
-        columns = grid_columns(self.trainer.examples.facts(), None, len(images))
+        columns = grid_columns(self.trainer.examples.facts(), Request(n=len(images)))
         save_grid(images, self.run.samples / f"step-{step:08d}.png", columns)
 
     def _grid(self, n: int) -> Iterator[npt.NDArray[np.uint8]]:
