@@ -252,6 +252,22 @@ def test_either_kind_of_checkpointing_is_met(reentrant):
     assert entries[0]["train"] == entries[1]["train"]
 
 
+def test_a_network_may_be_copied_while_it_is_looked_at():
+    net = small_uvit()
+    x, t, eps = batch(1)
+    monitor = StabilityMonitor(net, batch(0)[:2], every=1)
+    with monitor.step(1):
+        (net(x, t) - eps).square().mean().backward()
+        twin = copy.deepcopy(net)
+        block = copy.deepcopy(net.mid_block)
+        assert torch.equal(twin(x, t), net.eval()(x, t))
+        block(torch.randn(2, 5, block.norm1.weight.shape[0]))
+    assert monitor.last["train"]["n"] == 2 * len(x)  # its own two passes, not the copy's
+    seen = copy.deepcopy(monitor.last)
+    twin(x, t)
+    assert monitor.last == seen
+
+
 def test_two_monitors_do_not_see_each_other():
     net = small_uvit()
     x, t, eps = batch(1)

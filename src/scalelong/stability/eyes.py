@@ -50,10 +50,9 @@ class Recorder:
 
     def __init__(self, size: int, samples: int | None = None, keep_call: bool = False) -> None:
         self.size, self.samples, self.keep_call = size, samples, keep_call
-        self.values: list[Tensor] = []  # a norm a tensor, or one a sample
-        self.seen: list[tuple[tuple[int, ...], int]] = []  # in the order of the pass: the points, and which value
+        self.seen: list[tuple[tuple[int, ...], Tensor]] = []  # in the order of the pass: points, and their norm(s)
         self.kappas: dict[int, list[Tensor]] = {}
-        self.known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # by id: what a block gives the next takes
+        self.known: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}  # by id: what a block gives the next takes
         self.batch = 0
         self.rows = 0
         self.autocast: dict[str, torch.dtype | None] = {}
@@ -66,10 +65,10 @@ class Recorder:
         if held is not None and held[0]() is x and held[1] == x._version:
             self.seen.append((keys, held[2]))
             return
+        norm = self._norm(x.detach())
+        self.seen.append((keys, norm))
         if not x.is_inference():  # an inference tensor does not count its changes
-            self.known[id(x)] = (weakref.ref(x), x._version, len(self.values))
-        self.seen.append((keys, len(self.values)))
-        self.values.append(self._norm(x.detach()))
+            self.known[id(x)] = (weakref.ref(x), x._version, norm)
 
     def _norm(self, x: Tensor) -> Tensor:
         n = self.samples
@@ -84,18 +83,20 @@ class Recorder:
 
     def norms(self) -> Norms | None:
         """One look at the device. None where nothing passed."""
-        if not self.values:
+        if not self.seen:
             return None
-        values = read(self.values).reshape(len(self.values), -1).tolist()  # a norm a tensor, or one a sample
-        squares = [[norm * norm for norm in row] for row in values]
+        distinct = {id(norm): norm for _, norm in self.seen}
+        values = read(list(distinct.values())).reshape(len(distinct), -1).tolist()  # a norm a tensor, or one a sample
+        place = {key: k for k, key in enumerate(distinct)}
+        seen = [(keys, values[place[id(norm)]]) for keys, norm in self.seen]
         found: list[list[float] | None] = [None] * self.size
-        for keys, k in self.seen:
+        for keys, norms in seen:
             for key in keys:
-                before = found[key]
-                found[key] = squares[k] if before is None else [a + b for a, b in zip(before, squares[k], strict=True)]
+                before = found[key] or [0.0] * len(norms)
+                found[key] = [sum_ + norm * norm for sum_, norm in zip(before, norms, strict=True)]
         n = self.samples or self.batch or self.rows
         kappas = {i: _together(read(each)) for i, each in self.kappas.items()}  # (calls, 3)
-        bad = (keys[0] for keys, k in self.seen if not all(map(math.isfinite, values[k])))
+        bad = (keys[0] for keys, norms in seen if not all(map(math.isfinite, norms)))
         return Norms(
             total=[math.nan if each is None else math.sqrt(sum(each) / n) for each in found],
             squares=[[math.nan] * n if each is None else each for each in found] if self.samples else None,
@@ -107,6 +108,8 @@ class Recorder:
 
 class Eyes:
     """The hooks of one network: made once, attached for the passes of a look and taken off after it."""
+
+    _alone: ClassVar[Eyes | None] = None  # whose pass of its own is running, which others do not look at
 
     def __init__(self, root: nn.Module, watched: Watched) -> None:
         self.root = root
@@ -125,7 +128,11 @@ class Eyes:
             outputs.setdefault("" if path == ROOT else path, []).append(watched.block(k))
         self.outputs = [(root.get_submodule(path), _OutEye(self, tuple(keys))) for path, keys in outputs.items()]
 
-    _alone: ClassVar[Eyes | None] = None  # whose pass of its own is running, which others do not look at
+    def __deepcopy__(self, memo: dict[int, Any]) -> Eyes:
+        """For a network that is copied while it is looked at: the hooks of the copy see nothing, ever."""
+        closed = memo[id(self)] = object.__new__(Eyes)
+        closed.recorder = None
+        return closed
 
     @contextmanager
     def alone(self, recorder: Recorder) -> Iterator[None]:
