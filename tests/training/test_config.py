@@ -90,7 +90,7 @@ def test_text_is_read_as_the_type_of_its_key():
         ("tracker", "tensorbord", "did you mean 'tensorboard'"),
         ("seed", "-1", "at least 0"),
         ("monitor.every", "-1", "at least 0"),
-        ("monitor.samples", "0", "from 1 up"),
+        ("monitor.samples", "0", "monitor.samples is at least 1, not 0"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(key, value, match):

@@ -331,13 +331,13 @@ def _check(config: Config) -> None:
         "monitor.every": (config.monitor.every, 0),
         "seed": (config.seed, 0),
     }
+    if config.monitor.samples is not None:
+        at_least["monitor.samples"] = (config.monitor.samples, 1)
     for key, (value, least) in at_least.items():
         if value < least:
             raise ScaleLongError(f"{key} is at least {least}, not {value}")
         if value >= 2**63:
             raise ScaleLongError(f"{key} is less than 2**63, not {value}")
-    if config.monitor.samples is not None and not 1 <= config.monitor.samples < 2**63:
-        raise ScaleLongError(f"monitor.samples is a number from 1 up, not {config.monitor.samples}")
     positive = {"train.lr": t.lr, "kappa": config.kappa, "model.init_std": config.model.init_std}
     if t.clip is not None:
         positive["train.clip"] = t.clip
