@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 
 from scalelong import load_run
 from scalelong.data import load
-from scalelong.training.generate import Request, generate
+from scalelong.runs.generate import Request, generate
 
 
 def features(images: Any) -> np.ndarray:

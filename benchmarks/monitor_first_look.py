@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from scalelong.stability.journal import read_stability
+from scalelong.monitor.journal import read_stability
+from scalelong.runs.run import read_lines
 from scalelong.training.choose import choose, scaling_label
 from scalelong.training.loop import train
-from scalelong.training.run import read_lines
 
 WINDOW, FIRST = 50, 200
 POINTS = {"middle": ("backbone", -1), "outermost join": ("backbone", 0), "output": ("blocks", -1)}

@@ -32,12 +32,12 @@ import torch
 
 import scalelong
 from scalelong.models.denoiser import Denoiser
-from scalelong.stability.monitor import StabilityMonitor
-from scalelong.training.config import override
+from scalelong.monitor.monitor import StabilityMonitor
+from scalelong.runs.config import override
+from scalelong.runs.run import Run
 from scalelong.training.display import Display
 from scalelong.training.examples import Examples
 from scalelong.training.presets import preset
-from scalelong.training.run import Run
 from scalelong.training.trainer import Trainer
 from scalelong.training.watching import watch
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelong.stability.monitor import StabilityMonitor
+from scalelong.monitor.monitor import StabilityMonitor
 from scalelong.training.examples import Examples
 from scalelong.training.presets import preset
 from scalelong.training.trainer import Trainer

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from scalelong.training.config import override
+from scalelong.runs.config import override
 from scalelong.training.examples import Examples
 from scalelong.training.presets import preset
 from scalelong.training.trainer import Trainer

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from scalelong.training.config import override
+from scalelong.runs.config import override
 from scalelong.training.presets import preset
 
 TINY = {

@@ -37,9 +37,9 @@ __getattr__, __all__ = lazy(
         ),
         "scalelong.evaluation": ("Evaluation", "evaluate_images"),
         "scalelong.models": ("StackedUNet", "UViT", "build_unet"),
-        "scalelong.stability.kappa": ("KappaEstimate", "estimate_kappa"),
-        "scalelong.stability.monitor": ("Alarm", "Limits", "StabilityMonitor"),
-        "scalelong.training.run": ("load_run",),
+        "scalelong.kappa": ("KappaEstimate", "estimate_kappa"),
+        "scalelong.monitor.monitor": ("Alarm", "Limits", "StabilityMonitor"),
+        "scalelong.runs.run": ("load_run",),
     },
     rooms=("data",),
 )
@@ -56,9 +56,15 @@ if TYPE_CHECKING:
     from scalelong.errors import ScalingWarning as ScalingWarning
     from scalelong.evaluation import Evaluation as Evaluation
     from scalelong.evaluation import evaluate_images as evaluate_images
+    from scalelong.kappa import KappaEstimate as KappaEstimate
+    from scalelong.kappa import estimate_kappa as estimate_kappa
     from scalelong.models import StackedUNet as StackedUNet
     from scalelong.models import UViT as UViT
     from scalelong.models import build_unet as build_unet
+    from scalelong.monitor.monitor import Alarm as Alarm
+    from scalelong.monitor.monitor import Limits as Limits
+    from scalelong.monitor.monitor import StabilityMonitor as StabilityMonitor
+    from scalelong.runs.run import load_run as load_run
     from scalelong.scaling import ConstantScaling as ConstantScaling
     from scalelong.scaling import ExplicitScaling as ExplicitScaling
     from scalelong.scaling import LearnableScaling as LearnableScaling
@@ -76,9 +82,3 @@ if TYPE_CHECKING:
     from scalelong.skips import remove as remove
     from scalelong.skips import save_scaling as save_scaling
     from scalelong.skips import unscaled as unscaled
-    from scalelong.stability.kappa import KappaEstimate as KappaEstimate
-    from scalelong.stability.kappa import estimate_kappa as estimate_kappa
-    from scalelong.stability.monitor import Alarm as Alarm
-    from scalelong.stability.monitor import Limits as Limits
-    from scalelong.stability.monitor import StabilityMonitor as StabilityMonitor
-    from scalelong.training.run import load_run as load_run

@@ -1,4 +1,4 @@
-"""Errors made for people: one sentence that names the thing, the value and what would be right."""
+"""Exceptions and warnings. A message says what was expected, what was received and what to do about it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,55 @@ import difflib
 import importlib
 from collections.abc import Iterable
 from types import ModuleType
+from typing import Any
 
 
 class ScaleLongError(ValueError):
-    """What the user gave cannot be used as it is. Commands print the message alone and exit with 1."""
+    """Base class of every error the user can fix. Commands print the message alone and exit with code 1."""
+
+
+class InvalidValueError(ScaleLongError):
+    """An argument, a setting or a field has a value that cannot be used."""
+
+
+class UnknownNameError(InvalidValueError):
+    """A name is not among the known ones; the message suggests the nearest."""
+
+
+class UnsupportedNetworkError(ScaleLongError):
+    """A network's long skips could not be found, or a scaling does not fit them."""
+
+
+class ScalingStateError(ScaleLongError):
+    """A network is already scaled, not scaled, or wrapped in a way that does not allow the operation."""
+
+
+class DataError(ScaleLongError):
+    """A dataset, a file or an image cannot be read or does not hold what is needed."""
+
+
+class RunError(ScaleLongError):
+    """A run folder, its config or a checkpoint is missing, damaged, in use or does not match."""
+
+
+class EvaluationError(ScaleLongError):
+    """A metric cannot be computed from what it was given."""
 
 
 class ScalingWarning(UserWarning):
-    """A scaling that is allowed but that the paper's analysis advises against."""
+    """A scaling is valid, but the paper's analysis advises against it."""
 
 
 class EvaluationWarning(UserWarning):
-    """A figure that can be computed but says little, such as a covariance of fewer images than features."""
+    """A metric can be computed but is unreliable, for example a covariance of fewer images than features."""
 
 
 class MissingExtraError(ImportError):
-    """An optional part of the installation is needed and absent."""
+    """An optional dependency is needed and not installed."""
 
 
 def require(module: str, extra: str, purpose: str = "") -> ModuleType:
-    """Import `module`, or say which extra of the package brings it."""
+    """Import `module`, or raise `MissingExtraError` that names the extra to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -33,35 +62,39 @@ def require(module: str, extra: str, purpose: str = "") -> ModuleType:
             raise
         why = f" for {purpose}" if purpose else ""
         raise MissingExtraError(
-            f"{module.split('.')[0]} is needed{why} and is not installed: pip install 'scalelong[{extra}]'",
+            f"{module.split('.')[0]} is required{why} but not installed: pip install 'scalelong[{extra}]'",
             name=error.name,
         ) from error
 
 
 def suggestion(name: str, options: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a misspelt name, or an empty string."""
+    """Return `; did you mean 'x'?` for a misspelt name, or an empty string."""
     close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def unknown(kind: str, name: str, options: Iterable[str]) -> ScaleLongError:
-    """The error for a name that is not among `options`."""
+def unknown(kind: str, name: str, options: Iterable[str]) -> UnknownNameError:
+    """Build the error for a name that is not among `options`."""
     options = list(options)
-    listed = ", ".join(options)
-    return ScaleLongError(f"unknown {kind} {name!r}{suggestion(name, options)} (known: {listed})")
+    return UnknownNameError(f"unknown {kind} {name!r}{suggestion(name, options)} (known: {', '.join(options)})")
+
+
+def invalid(name: str, expected: str, got: Any, hint: str = "") -> InvalidValueError:
+    """Build the error for an unusable value: `invalid("reduction", "an integer >= 1", 0)`."""
+    return InvalidValueError(f"{name} must be {expected}, got {got!r}{f'; {hint}' if hint else ''}")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator gave up: Python's, NumPy's, or torch's on any device. (torch need not be imported.)"""
+    """Whether `error` means that an allocation failed: Python's, NumPy's, or torch's on any device."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    # oneDNN says no more than the last two when an allocation inside of it fails.
+    # The last two are all that oneDNN reports when one of its allocations fails.
     signs = ("not enough memory", "can't allocate memory", "out of memory", "_STATUS_ALLOC_FAILED",
              "could not create a primitive", "could not execute a primitive")  # fmt: skip
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def one_line(error: BaseException | str) -> str:
-    """A message as one line without control characters."""
+    """Return a message as one line without control characters."""
     text = " ".join(str(error).split())
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

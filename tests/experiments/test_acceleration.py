@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelong.experiments.acceleration import acceleration, first_reached
-from scalelong.experiments.logs import Series
+from scalelong.runs.logs import Series
 
 
 def series(steps, values):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from scalelong.experiments.comparison import summarise
-from scalelong.experiments.logs import Series
 from scalelong.experiments.measures import RunMeasures, late_oscillation, measure_run
 from scalelong.experiments.statistics import Estimate
 from scalelong.experiments.table import change, plus_minus, print_comparison
+from scalelong.runs.logs import Series
 
 
 def series(values, every=1):

@@ -53,10 +53,10 @@ def imported(tmp_path_factory):
     """
     from fault_runs import small_config
 
-    import scalelong.stability.monitor
+    import scalelong.monitor.monitor
     import scalelong.training.loop  # noqa: F401
+    from scalelong.runs.run import Run, load_run
     from scalelong.training.examples import Examples
-    from scalelong.training.run import Run, load_run
     from scalelong.training.trainer import Trainer
 
     config = small_config()

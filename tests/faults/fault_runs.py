@@ -10,7 +10,7 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
-from scalelong.training.run import Run, read_lines
+from scalelong.runs.run import Run, read_lines
 from tiny_runs import tiny_config, tiny_settings
 
 OFTEN = {"checkpoint__every": 1, "validate__n": 8}  # a checkpoint a step: something to lose at any moment

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from scalelong import LearnableScaling
 from scalelong.errors import ScaleLongError
+from scalelong.runs.run import JsonLines, Run, load_run, read_lines
 from scalelong.training import checkpoint
 from scalelong.training.loop import train
-from scalelong.training.run import JsonLines, Run, load_run, read_lines
 
 STEPS, MORE = 4, 6
 

@@ -25,8 +25,8 @@ from PIL import Image
 
 from scalelong.data import load
 from scalelong.errors import ScaleLongError
+from scalelong.runs.config import Config, known_keys, override, parse_settings
 from scalelong.scaling import Scaling, parse_scaling
-from scalelong.training.config import Config, known_keys, override, parse_settings
 from scalelong.training.loop import train
 from tiny_runs import tiny_settings
 

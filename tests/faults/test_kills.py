@@ -10,9 +10,9 @@ import time
 import pytest
 from fault_runs import finish, left_aside, losses, small_config, start, wait, weights
 
+from scalelong.runs.run import JsonLines, Run, load_run
 from scalelong.training import checkpoint
 from scalelong.training.loop import train
-from scalelong.training.run import JsonLines, Run, load_run
 
 STEPS = 24
 # Where a process may be when it is killed, besides anywhere at all.

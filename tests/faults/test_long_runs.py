@@ -12,8 +12,8 @@ import pytest
 from fault_runs import finish, losses, small_config
 
 from scalelong.report import write_report
+from scalelong.runs.run import JsonLines, Run, read_lines
 from scalelong.training.loop import train
-from scalelong.training.run import JsonLines, Run, read_lines
 from scalelong.training.trainer import Trainer
 
 STEPS, LINES = 10_000, 1_000_000

@@ -1,7 +1,6 @@
 """Files are data: a pickle planted in every place where one is read is never run; names and archives stay inside."""
 
 import ast
-import hashlib
 import html.parser
 import io
 import json
@@ -22,9 +21,8 @@ import scalelong
 from scalelong.data import load, load_text_encoder, load_vae
 from scalelong.errors import ScaleLongError
 from scalelong.files import cache_dir
-from scalelong.native import library as kernels
+from scalelong.runs.run import load_run
 from scalelong.training.loop import train
-from scalelong.training.run import load_run
 
 SOURCE = Path(scalelong.__file__).parent
 
@@ -229,34 +227,6 @@ def test_pickles_among_weights_and_statistics_do_not_run(capsys, tmp_path, armed
 def test_every_pickle_among_weights_and_statistics_does_not_run(capsys, tmp_path, armed, note):
     tried = go_through_weights(capsys, tmp_path, armed, armed[1])
     note("a planted pickle", "in weights, statistics, autoencoders, text encoders", tried, "never run: a sentence")
-
-
-# ------------------------------------------------------------------------------------------ compiled kernels
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("cc") is None, reason="kernels need a C compiler")
-def test_compiled_kernels_are_run_only_if_whole_and_our_own(tmp_path, monkeypatch, note):
-    """What is kept compiled is code: a torn file would end the process, another's file would be run."""
-    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
-    compiler = shutil.which("cc")
-    made = kernels._built(compiler)
-    whole = made.read_bytes()
-    assert kernels._built(compiler) == made
-    for torn in (b"", whole[: len(whole) // 2], whole[:-1] + b"x"):
-        made.write_bytes(torn)
-        again = kernels._built(compiler)
-        assert again.read_bytes() == whole
-    planted = made.with_name(f"{made.stem.split('-')[0]}-{hashlib.sha256(b'evil').hexdigest()[:16]}.so")
-    planted.write_bytes(b"evil")
-    planted.chmod(0o666)  # anybody may have written it
-    made.unlink()
-    assert kernels._built(compiler) != planted
-    made.parent.chmod(0o777)  # anybody may put a file there
-    elsewhere = kernels._built(compiler)
-    assert tmp_path not in elsewhere.parents
-    assert elsewhere.parent.stat().st_mode & 0o077 == 0
-    note("a planted pickle", "a compiled kernel that is torn, or that others could have written", 5, "compiled again")
 
 
 # -------------------------------------------------------------------------------------- names and archives

@@ -279,8 +279,6 @@ def test_stable_tau_scales_every_branch(monkeypatch):
     scalelong.apply(model, StableScaling(0.3))
     torch.testing.assert_close(block(v), expected)
     assert not torch.equal(model(x, t), tiny()(x, t))
-    torch.testing.assert_close(tiny(scaling=StableScaling(1.0))(x, t), tiny()(x, t), rtol=1e-5, atol=1e-6)
-    monkeypatch.setattr("scalelong.native.block.possible", lambda *_: False)  # the block as one call, which τ has not
     assert torch.equal(tiny(scaling=StableScaling(1.0))(x, t), tiny()(x, t))
 
 

@@ -129,10 +129,10 @@ def test_the_decay_of_cs_is_the_logarithm_of_its_kappa():
 
 
 def test_norms_start_with_the_untrained_network_and_go_on_with_every_checkpoint(runs):
-    from scalelong.stability.block_norms import block_norms
+    from scalelong.robustness.block_norms import block_norms
+    from scalelong.runs.network import build_network
+    from scalelong.runs.run import Run
     from scalelong.training.examples import Examples
-    from scalelong.training.network import build_network
-    from scalelong.training.run import Run
 
     found = norms_in_training(runs / "tiny" / "none-seed1")
     assert sorted(found) == [0, 4, 8, 12]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from scalelong.experiments.comparison import summarise
-from scalelong.experiments.logs import Series
 from scalelong.experiments.measures import RunMeasures
 from scalelong.report.findings import findings, said
+from scalelong.runs.logs import Series
 
 
 def run(variant, seed, loss, oscillation=None, speed=1.0):

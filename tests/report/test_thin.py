@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelong.experiments.logs import Series
 from scalelong.report.thin import thin
+from scalelong.runs.logs import Series
 
 
 def series(values):

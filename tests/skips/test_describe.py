@@ -8,8 +8,8 @@ from torch import nn
 
 import scalelong
 from scalelong import ConstantScaling, ExplicitScaling, LearnableScaling, NoScaling, Site
-from scalelong.models.stacked import StackedUNet
 from scalelong.skips import scaling_of
+from scalelong.theory.stacked import StackedUNet
 
 
 def described(net, name):

@@ -10,9 +10,9 @@ from PIL import Image, ImageDraw
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from scalelong import ConstantScaling, load_run
-from scalelong.training.generate import Request, generate
+from scalelong.runs.generate import Request, generate
+from scalelong.runs.run import read_lines
 from scalelong.training.loop import train
-from scalelong.training.run import read_lines
 from tiny_runs import tiny_config
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from scalelong.cli import data
-from scalelong.cli.bench import bench
 from scalelong.cli.compare import compare
 from scalelong.cli.doctor import doctor
 from scalelong.cli.evaluate import evaluate
@@ -55,7 +54,6 @@ app.command()(compare)
 app.command()(report)
 app.command()(evaluate)
 app.command()(presets)
-app.command()(bench)
 app.command()(doctor)
 app.command()(kappa)
 app.command()(theory)

@@ -123,7 +123,7 @@ def _of_images(
 def _of_run(
     run: Path, request: Any, reference: str | None, extractor: str, weights: Path | None, device: str | None
 ) -> Evaluation:
-    from scalelong.evaluation.runs import evaluate_run
+    from scalelong.runs.evaluate import evaluate_run
 
     return evaluate_run(run, request, reference, _on_device(extractor, weights, device), device)
 
@@ -140,8 +140,8 @@ def _request(
 ) -> Any:
     from scalelong.diffusion import get_process
     from scalelong.diffusion.samplers import get_sampler
-    from scalelong.training.generate import Request, autocast_type
-    from scalelong.training.run import Run
+    from scalelong.runs.generate import Request, autocast_type
+    from scalelong.runs.run import Run
 
     config = Run(run).config()
     defaults = config.sample
@@ -174,7 +174,7 @@ def _join(device: str | None) -> tuple[str | None, bool]:
 
 def _on_device(extractor: str, weights: Path | None, device: str | None) -> Any:
     from scalelong.evaluation import build_extractor
-    from scalelong.training.generate import best_device
+    from scalelong.runs.generate import best_device
 
     here = best_device(device)  # before an extractor is fetched
     network: Any = build_extractor(extractor, weights)
@@ -183,7 +183,7 @@ def _on_device(extractor: str, weights: Path | None, device: str | None) -> Any:
 
 def _compare(targets: list[Path], vary: str | None, json: bool) -> None:
     from scalelong.evaluation import Evaluation, compare
-    from scalelong.evaluation.runs import FILE
+    from scalelong.runs.evaluate import FILE
 
     files = {str(path): path / FILE if path.is_dir() else path for path in targets}
     evaluations = {name: Evaluation.load(path) for name, path in files.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from scalelong.stability.kappa import KappaEstimate
+    from scalelong.kappa import KappaEstimate
 
 PAPER = {
     0.5: "the paper's for CIFAR-10 and CelebA (N = 6)",
@@ -36,14 +36,14 @@ def kappa(
     """
     from scalelong.data import load
     from scalelong.files import FIGURES, check_target
-    from scalelong.stability.kappa import estimate_kappa
+    from scalelong.kappa import estimate_kappa
 
     if figure is not None:
         check_target(figure, suffixes=FIGURES)
     images = load(data, split="train", image_size=image_size).images
     estimate = estimate_kappa(images, num_skips=skips, process=process, samples=samples, seed=seed)
     if figure is not None:
-        from scalelong.stability.kappa_figure import save_kappa
+        from scalelong.report.kappa_figure import save_kappa
 
         save_kappa(estimate, data, figure)
     if json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from scalelong.stability.robustness import Robustness
+    from scalelong.experiments.robustness import Robustness
 
 
 def robustness(
@@ -36,9 +36,9 @@ def robustness(
 
     Example: scalelong robustness runs/digits-cs-0.7-seed0 --out robustness.png
     """
+    from scalelong.experiments.robustness import FILE, VARIANCES, measure_run, save
     from scalelong.files import FIGURES, check_target
-    from scalelong.stability.robustness import FILE, VARIANCES, measure_run, save
-    from scalelong.training.run import load_run
+    from scalelong.runs.run import load_run
 
     if out is not None:
         check_target(out, suffixes=FIGURES)
@@ -54,7 +54,7 @@ def robustness(
     )  # fmt: skip
     save(result, trained.run.folder / FILE)
     if out is not None:
-        from scalelong.stability.robustness_figure import save_robustness
+        from scalelong.report.robustness_figure import save_robustness
 
         save_robustness(result, out)
     if json:

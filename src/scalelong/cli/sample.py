@@ -47,8 +47,8 @@ def sample(
     from scalelong.errors import ScaleLongError
     from scalelong.files import atomic_file, check_target
     from scalelong.progress import track
-    from scalelong.training.generate import Request, best_device, generate, grid_columns
-    from scalelong.training.run import load_run
+    from scalelong.runs.generate import Request, best_device, generate, grid_columns
+    from scalelong.runs.run import load_run
 
     if n < 1 or batch_size < 1:
         raise ScaleLongError(f"--n and --batch-size are at least 1, not {n} and {batch_size}")

@@ -32,7 +32,7 @@ def stats(
     from scalelong.data import CATALOG
     from scalelong.errors import ScaleLongError
     from scalelong.evaluation import build_extractor, dataset_reference, write_reference
-    from scalelong.training.generate import best_device
+    from scalelong.runs.generate import best_device
 
     if out is not None and out.suffix != ".safetensors":
         raise ScaleLongError(f"--out {out} must end in .safetensors")

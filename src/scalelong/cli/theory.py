@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rich.padding import Padding
     from rich.table import Table
 
-    from scalelong.stability.theory import TheoryReport
-    from scalelong.stability.theory.propagation_rows import Compared, PropagationRow
-    from scalelong.stability.theory.verdicts import Verdict
+    from scalelong.theory import TheoryReport
+    from scalelong.theory.propagation_rows import Compared, PropagationRow
+    from scalelong.theory.verdicts import Verdict
 
 
 def theory(
@@ -36,15 +36,15 @@ def theory(
     Example: scalelong theory --out theory.png
     """
     from scalelong.files import FIGURES, check_target
-    from scalelong.stability.theory import measure_theory
-    from scalelong.stability.theory.verdicts import verdicts
+    from scalelong.theory import measure_theory
+    from scalelong.theory.verdicts import verdicts
 
     if out is not None:
         check_target(out, suffixes=FIGURES)
     report = measure_theory(seeds=seeds, width=width, skips=skips, depth=depth, kappa=kappa)
     found = verdicts(report)
     if out is not None:
-        from scalelong.stability.theory.figure import save_theory
+        from scalelong.report.theory_figure import save_theory
 
         save_theory(report, out)
     if json:
@@ -74,7 +74,7 @@ def _print(report: TheoryReport, found: list[Verdict]) -> None:
 def _orders(report: TheoryReport) -> Table:
     import math
 
-    from scalelong.stability.bounds import closed_sum_of_squares, log_main_term, orders
+    from scalelong.theory.bounds import closed_sum_of_squares, log_main_term, orders
 
     shape = report.shape
     m0 = next(row.m0 for row in report.robustness if row.init == "norm-preserving")

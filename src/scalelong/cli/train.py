@@ -53,7 +53,7 @@ def train(
     )  # fmt: skip
     folder = out or default_out(config)
     if dry_run:
-        from scalelong.training.config import to_json
+        from scalelong.runs.config import to_json
 
         typer.echo(to_json(config))
         typer.echo(f"run folder: {folder}", err=True)

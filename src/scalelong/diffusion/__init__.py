@@ -19,7 +19,7 @@ __getattr__, __all__ = lazy(
     {
         "scalelong.diffusion.guidance": ("clip_denoised", "guided"),
         "scalelong.diffusion.objective": ("SimpleLoss", "simple_loss"),
-        "scalelong.diffusion.process": ("DDPM", "PROCESSES", "VPSDE", "Process", "StableDiffusion", "get_process"),
+        "scalelong.process": ("DDPM", "PROCESSES", "VPSDE", "Process", "StableDiffusion", "get_process"),
         "scalelong.diffusion.samplers": ("SAMPLERS", "Sampler", "State", "get_sampler"),
         "scalelong.diffusion.sampling": ("sample",),
     },
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from scalelong.diffusion.guidance import guided as guided
     from scalelong.diffusion.objective import SimpleLoss as SimpleLoss
     from scalelong.diffusion.objective import simple_loss as simple_loss
-    from scalelong.diffusion.process import DDPM as DDPM
-    from scalelong.diffusion.process import PROCESSES as PROCESSES
-    from scalelong.diffusion.process import VPSDE as VPSDE
-    from scalelong.diffusion.process import Process as Process
-    from scalelong.diffusion.process import StableDiffusion as StableDiffusion
-    from scalelong.diffusion.process import get_process as get_process
     from scalelong.diffusion.samplers import SAMPLERS as SAMPLERS
     from scalelong.diffusion.samplers import Sampler as Sampler
     from scalelong.diffusion.samplers import State as State
     from scalelong.diffusion.samplers import get_sampler as get_sampler
     from scalelong.diffusion.sampling import sample as sample
+    from scalelong.process import DDPM as DDPM
+    from scalelong.process import PROCESSES as PROCESSES
+    from scalelong.process import VPSDE as VPSDE
+    from scalelong.process import Process as Process
+    from scalelong.process import StableDiffusion as StableDiffusion
+    from scalelong.process import get_process as get_process

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from scalelong.diffusion.network import Conditions, Network, given, null_like, predict_noise
-from scalelong.diffusion.process import Process
 from scalelong.diffusion.samplers.contract import EpsFn
 from scalelong.errors import ScaleLongError
+from scalelong.process import Process
 
 
 def guided(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalelong.diffusion.process import Process
 from scalelong.errors import ScaleLongError
+from scalelong.process import Process
 
 Network = Callable[..., Tensor]
 Conditions = dict[str, Tensor]  # y: (B,) labels, context: (B, L, D) text tokens

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from scalelong.diffusion.network import Network, drop_conditions, given, predict_noise
-from scalelong.diffusion.process import Process
+from scalelong.process import Process
 
 
 @dataclass(frozen=True)

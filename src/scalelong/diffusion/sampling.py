@@ -14,9 +14,9 @@ from scalelong.counter import Stream
 from scalelong.diffusion.guidance import clip_denoised as clip_prediction
 from scalelong.diffusion.guidance import guided
 from scalelong.diffusion.network import Network
-from scalelong.diffusion.process import Process, get_process
 from scalelong.diffusion.samplers import Callback, EpsFn, Sampler, get_sampler
 from scalelong.errors import ScaleLongError
+from scalelong.process import Process, get_process
 
 
 def sample(

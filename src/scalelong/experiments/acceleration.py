@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelong.experiments.logs import Series
 from scalelong.experiments.statistics import CONFIDENCE, Estimate, paired_ratio
+from scalelong.runs.logs import Series
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from scalelong.experiments.acceleration import Acceleration, acceleration
-from scalelong.experiments.logs import Series
 from scalelong.experiments.measures import CURVES, MEASURES, Measure, RunMeasures
 from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio, statement
 from scalelong.files import write_text
+from scalelong.runs.logs import Series
 
 FILE = "comparison.json"
 FORMAT = 1

@@ -43,9 +43,9 @@ class DistanceSpec:
 
 def measure_distance(folder: Path | str, spec: DistanceSpec) -> Evaluation:
     """Sample from a run's EMA network, measure against its training data, write RUN/distance.json."""
-    from scalelong.evaluation.runs import evaluate_network
-    from scalelong.training.generate import Request, best_device
-    from scalelong.training.run import load_run
+    from scalelong.runs.evaluate import evaluate_network
+    from scalelong.runs.generate import Request, best_device
+    from scalelong.runs.run import load_run
 
     trained = load_run(folder)
     sampling, device = trained.config.sample, best_device(None)
@@ -72,7 +72,7 @@ def measure_distance(folder: Path | str, spec: DistanceSpec) -> Evaluation:
 def build(name: str) -> FeatureExtractor:
     """The extractor by name, on the fastest device."""
     from scalelong.evaluation import build_extractor
-    from scalelong.training.generate import best_device
+    from scalelong.runs.generate import best_device
 
     if name == "pixels":
         return pixels()

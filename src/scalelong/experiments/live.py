@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from scalelong.experiments.logs import Tail
 from scalelong.experiments.plan import Job
 from scalelong.experiments.scheduler import Ending
 from scalelong.experiments.slots import Slot
+from scalelong.runs.logs import Tail
 
 LINES_EVERY = 10.0  # seconds, where there is no terminal
 ROWS = 30  # of the live table

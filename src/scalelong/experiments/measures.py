@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from scalelong.experiments.distance import read_distance, read_on_the_way
-from scalelong.experiments.logs import EMPTY, Series, read_columns
-from scalelong.experiments.watch_log import WatchLog, read_watch_log
 from scalelong.experiments.worker import read_resources
+from scalelong.runs.logs import EMPTY, Series, read_columns
+from scalelong.runs.watch_log import WatchLog, read_watch_log
 
 
 @dataclass(frozen=True)

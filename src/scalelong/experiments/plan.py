@@ -10,8 +10,8 @@ from pathlib import Path
 
 from scalelong.errors import ScaleLongError
 from scalelong.experiments.distance import DistanceSpec
+from scalelong.runs.config import Config, differences
 from scalelong.training.choose import choose, scaling_label
-from scalelong.training.config import Config, differences
 
 SCALINGS = "none,uniform,cs,ls"
 MOST_SEEDS = 1000
@@ -112,7 +112,7 @@ def plan(
 
 def _check_folder(job: Job) -> None:
     """A folder of another config is refused now, not by one job an hour later."""
-    from scalelong.training.run import STEP, Run
+    from scalelong.runs.run import STEP, Run
 
     record = Run(job.folder).record()
     if record is None:

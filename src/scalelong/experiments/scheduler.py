@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Protocol
 
 from scalelong.experiments.distance import is_measured
-from scalelong.experiments.logs import last_lines
 from scalelong.experiments.plan import Job
 from scalelong.experiments.slots import Slot
+from scalelong.runs.logs import last_lines
 
 WORKER = [sys.executable, "-m", "scalelong.experiments.worker"]
 DISTRIBUTED = (

@@ -34,9 +34,9 @@ def main() -> None:
 def run_job(job: dict[str, Any]) -> int:
     """Train, then measure the distance; what it took stands in RUN/resources.json. Returns the exit code."""
     from scalelong.experiments.distance import DistanceSpec, is_measured, measure_distance
-    from scalelong.training.config import Config
+    from scalelong.runs.config import Config
+    from scalelong.runs.run import Run
     from scalelong.training.loop import train
-    from scalelong.training.run import Run
 
     started = time.monotonic()
     config, folder = Config.from_dict(job["config"]), Path(job["folder"])

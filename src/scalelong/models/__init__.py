@@ -9,13 +9,13 @@ from scalelong.lazy import lazy
 __getattr__, __all__ = lazy(
     __name__,
     {
-        "scalelong.models.stacked": ("StackedUNet",),
+        "scalelong.theory.stacked": ("StackedUNet",),
         "scalelong.models.unet": ("build_unet",),
         "scalelong.models.uvit": ("UViT",),
     },
 )
 
 if TYPE_CHECKING:
-    from scalelong.models.stacked import StackedUNet as StackedUNet
     from scalelong.models.unet import build_unet as build_unet
     from scalelong.models.uvit import UViT as UViT
+    from scalelong.theory.stacked import StackedUNet as StackedUNet

@@ -20,8 +20,6 @@ require("diffusers", extra="train", purpose="UViT (a diffusers model)")
 from diffusers import ConfigMixin, ModelMixin  # noqa: E402
 
 from scalelong import skips  # noqa: E402
-from scalelong.native import GELU, attention  # noqa: E402
-from scalelong.native import block as native  # noqa: E402
 from scalelong.scaling import Scaling, parse_scaling  # noqa: E402
 
 
@@ -44,7 +42,11 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(attention(self.qkv(x), self.num_heads))
+        B, L, D = x.shape
+        qkv = self.qkv(x).view(B, L, 3, self.num_heads, D // self.num_heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, L, D / heads) each
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return self.proj(x.reshape(B, L, D))
 
 
 class Mlp(nn.Module):
@@ -53,7 +55,7 @@ class Mlp(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
-        self.act = GELU()
+        self.act = nn.GELU()
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,27 +77,8 @@ class Block(nn.Module):
         if self.skip_linear is not None:
             assert skip is not None
             x = self.skip_linear(torch.cat([x, skip], dim=-1))  # (B, L, D)
-        attn, mlp = self.attn, self.mlp
-        layers = (self.norm1, attn.qkv, attn.proj, self.norm2, mlp.fc1, mlp.fc2)
-        if self._is_plain(*layers, attn, mlp, mlp.act):
-            parameters = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-            if native.possible(x, attn.num_heads, *parameters):
-                shape = native.Shape(attn.num_heads, self.norm1.eps, self.norm2.eps, self._body)
-                return native.block(x, shape, *parameters)
-        return self._body(x)
-
-    def _body(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
-
-    def _is_plain(self, *modules: nn.Module) -> bool:
-        """Whether every part is what was built here: nothing was put in its place (LoRA, say), nothing watches it."""
-        if torch.compiler.is_compiling():
-            return False
-        return all(type(module) in _PLAIN for module in modules) and native.untouched(*modules)
-
-
-_PLAIN = (nn.LayerNorm, nn.Linear, GELU, Attention, Mlp)
 
 
 class PatchEmbed(nn.Module):

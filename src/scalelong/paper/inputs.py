@@ -76,7 +76,7 @@ def figure_3(studies: Sequence[Trained], size: str) -> Outcome:
 
 def _estimate(name: str, seed: int) -> dict[str, Any]:
     from scalelong.data import load
-    from scalelong.stability.kappa import estimate_kappa
+    from scalelong.kappa import estimate_kappa
 
     found = estimate_kappa(load(name, split="train").images, num_skips=6, samples=SAMPLES, seed=seed)
     histogram = found.to_dict()["histogram"]
@@ -134,8 +134,8 @@ def _losses(found: dict[str, dict[int, dict[str, dict[float, float]]]]) -> dict[
 
 def sensitivity(folder: Path) -> dict[str, dict[float, float]]:
     """The loss and the gain of a run's EMA network by the variance of the extra noise."""
-    from scalelong.stability.robustness import measure_run
-    from scalelong.training.run import load_run
+    from scalelong.experiments.robustness import measure_run
+    from scalelong.runs.run import load_run
 
     rows = measure_run(load_run(folder), variances=VARIANCES, images=128, draws=2, points=0, samples=0).sensitivity
     return {

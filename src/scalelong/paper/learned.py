@@ -64,9 +64,9 @@ def learned_kappas(folder: Path) -> list[float]:
     """κ_1 … κ_N of a run's EMA network on Gaussian inputs."""
     import torch
 
-    from scalelong.diffusion.process import get_process
+    from scalelong.process import get_process
+    from scalelong.runs.run import load_run
     from scalelong.skips import describe
-    from scalelong.training.run import load_run
 
     trained = load_run(folder)
     shapes, process = trained.facts.shapes, get_process(trained.config.diffusion.process)

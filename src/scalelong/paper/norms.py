@@ -66,11 +66,11 @@ def norms_in_training(folder: Path) -> dict[int, list[float]]:
     """step → ‖b_1∘a_1‖ … ‖b_N∘a_N‖ at the start and at every checkpoint that is kept."""
     from safetensors.torch import load_file
 
-    from scalelong.diffusion.process import get_process
-    from scalelong.stability.block_norms import block_norms
+    from scalelong.process import get_process
+    from scalelong.robustness.block_norms import block_norms
+    from scalelong.runs.network import build_network
+    from scalelong.runs.run import Run
     from scalelong.training.examples import Examples, Facts
-    from scalelong.training.network import build_network
-    from scalelong.training.run import Run
 
     run = Run(folder)
     config, record = run.config(), run.record()

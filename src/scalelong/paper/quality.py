@@ -34,8 +34,8 @@ def ends(trained: Trained) -> list[tuple[str, str]]:
 
 def mean_image_distance(trained: Trained) -> float:
     """tr Σ of the data's features: the Fréchet distance of samples that all are the data's mean."""
-    from scalelong.evaluation.runs import training_reference
     from scalelong.experiments.distance import build
+    from scalelong.runs.evaluate import training_reference
 
     spec = trained.study.spec()
     assert spec is not None

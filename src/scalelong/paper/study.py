@@ -13,7 +13,7 @@ from scalelong.errors import ScaleLongError
 if TYPE_CHECKING:
     from scalelong.experiments.distance import DistanceSpec
     from scalelong.experiments.plan import Variant
-    from scalelong.training.config import Config
+    from scalelong.runs.config import Config
 
 
 @dataclass(frozen=True)

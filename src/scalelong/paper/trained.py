@@ -8,13 +8,13 @@ from pathlib import Path
 
 from scalelong.experiments.acceleration import acceleration
 from scalelong.experiments.comparison import judged_by
-from scalelong.experiments.logs import EMPTY, Series
 from scalelong.experiments.measures import RunMeasures, measure_run
 from scalelong.experiments.plan import plan
 from scalelong.experiments.scheduler import is_finished
 from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio
-from scalelong.experiments.watch_log import WatchLog, read_watch_log
 from scalelong.paper.study import Study
+from scalelong.runs.logs import EMPTY, Series
+from scalelong.runs.watch_log import WatchLog, read_watch_log
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from scalelong.experiments.comparison import Comparison
-from scalelong.experiments.logs import Floats, Series
 from scalelong.experiments.table import change
-from scalelong.experiments.watch_log import WatchLog
 from scalelong.report.read import RunView, labels
 from scalelong.report.thin import number, numbers, thin
+from scalelong.runs.logs import Floats, Series
+from scalelong.runs.watch_log import WatchLog
 
 COLOURS = 8
 PANEL_POINTS = 90

@@ -11,10 +11,10 @@ from typing import Any
 from scalelong.errors import ScaleLongError
 from scalelong.experiments.comparison import FILE as COMPARISON
 from scalelong.experiments.distance import read_card, read_distance, read_on_the_way
-from scalelong.experiments.logs import EMPTY, Series, read_columns
-from scalelong.experiments.watch_log import WatchLog, read_watch_log
 from scalelong.experiments.worker import read_resources
-from scalelong.training.config import flatten
+from scalelong.runs.config import flatten
+from scalelong.runs.logs import EMPTY, Series, read_columns
+from scalelong.runs.watch_log import WatchLog, read_watch_log
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelong.experiments.logs import Series
+from scalelong.runs.logs import Series
 
 POINTS = 300
 

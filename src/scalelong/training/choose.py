@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from scalelong.errors import unknown
+from scalelong.runs.config import Config, convert, override, parse_settings
 from scalelong.scaling import Scaling, parse_scaling
-from scalelong.training.config import Config, convert, override, parse_settings
 from scalelong.training.presets import preset as preset_config
 
 OPTION = "scaling."  # settings of this prefix are the scaling's own: scaling.reduction=4, scaling.tau=0.3

@@ -7,8 +7,6 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from scalelong.native import average_
-
 
 class Ema:
     """θ̄ ← d·θ̄ + (1 − d)·θ; buffers are copied. `net` is a whole network, scaling included, in eval mode."""
@@ -29,6 +27,6 @@ class Ema:
 
     @torch.no_grad()
     def update(self, update: int) -> None:
-        average_(self._averaged, self._live, 1.0 - self.decay_at(update))
+        torch._foreach_lerp_(self._averaged, self._live, 1.0 - self.decay_at(update))
         for mine, theirs in self._buffers:
             mine.copy_(theirs)

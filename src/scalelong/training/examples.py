@@ -13,7 +13,7 @@ from scalelong import counter
 from scalelong.counter import Stream
 from scalelong.diffusion import Process, get_process
 from scalelong.errors import ScaleLongError
-from scalelong.training.config import Config
+from scalelong.runs.config import Config
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from scalelong.errors import ScaleLongError, one_line, out_of_memory
+from scalelong.runs.config import Config
 from scalelong.training import checkpoint
-from scalelong.training.config import Config
 
 
 class OutOfMemoryError(ScaleLongError):

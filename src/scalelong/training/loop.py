@@ -20,14 +20,14 @@ import torch
 from scalelong.errors import ScaleLongError, require
 from scalelong.files import check_target
 from scalelong.notices import kappa_notices
+from scalelong.runs.config import Config, differences, flatten
+from scalelong.runs.run import JsonLines, Run
 from scalelong.scaling import FixedScaling, NoScaling, parse_scaling
 from scalelong.skips import find_sites
 from scalelong.training import checkpoint
-from scalelong.training.config import Config, differences, flatten
 from scalelong.training.display import Display
 from scalelong.training.examples import Examples
 from scalelong.training.failures import in_sentences
-from scalelong.training.run import JsonLines, Run
 from scalelong.training.trainer import Outcome, Trainer
 
 
@@ -153,7 +153,7 @@ class _Observers:
             self._grid(1)  # what is wrong with the settings of sampling is said now, not after hours of training
         self.evaluation = None
         if config.evaluate.every:
-            from scalelong.evaluation.during import TrainingEvaluation
+            from scalelong.runs.during import TrainingEvaluation
 
             with display.paused():  # the reference's statistics take a while the first time
                 self.evaluation = TrainingEvaluation(config, run.folder, trainer.accelerator.device)
@@ -180,7 +180,7 @@ class _Observers:
 
     def _sample(self, step: int) -> None:
         from scalelong.data.grid import save_grid
-        from scalelong.training.generate import Request, grid_columns
+        from scalelong.runs.generate import Request, grid_columns
 
         try:
             images = np.concatenate(list(self._grid(self.trainer.config.sample.n)))
@@ -192,7 +192,7 @@ class _Observers:
 
     def _grid(self, n: int) -> Iterator[npt.NDArray[np.uint8]]:
         """Batches of samples. Settings are checked here, before the first batch is asked for."""
-        from scalelong.training.generate import Request, generate
+        from scalelong.runs.generate import Request, generate
 
         trainer, s = self.trainer, self.trainer.config.sample
         request = Request(n=n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)

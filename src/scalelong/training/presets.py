@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelong.errors import unknown
-from scalelong.training.config import (
+from scalelong.runs.config import (
     CheckpointConfig,
     Config,
     DataConfig,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from scalelong.models.denoiser import Denoiser
-from scalelong.training.config import Config
+from scalelong.runs.config import Config
+from scalelong.runs.network import build_network
 from scalelong.training.examples import Shapes
-from scalelong.training.network import build_network
 
 # What the paper's text and class conditions look like before any data is there.
 TEXT = {"minilm": 384, "openai/clip-vit-large-patch14": 768}

@@ -16,17 +16,16 @@ from torch import Tensor, nn
 from scalelong.diffusion import simple_loss
 from scalelong.errors import ScaleLongError
 from scalelong.models.denoiser import Denoiser
-from scalelong.native import AdamW, clip_, keep_memory
-from scalelong.stability.probe import samples_of
+from scalelong.monitor.probe import samples_of
+from scalelong.runs.config import Config
+from scalelong.runs.network import build_network
 from scalelong.training import checkpoint
 from scalelong.training.checkpoint import Checkpoint, Progress
-from scalelong.training.config import Config
 from scalelong.training.ema import Ema
 from scalelong.training.examples import Batch, Examples
-from scalelong.training.network import build_network
 
 if TYPE_CHECKING:
-    from scalelong.stability.monitor import StabilityMonitor
+    from scalelong.monitor.monitor import StabilityMonitor
 
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
@@ -51,13 +50,11 @@ class Trainer:
     def __init__(self, config: Config, examples: Examples) -> None:
         self.config, self.examples = config, examples
         self.accelerator = _accelerator(config)
-        if self.accelerator.device.type == "cpu":
-            keep_memory()
         self._check_split()
         self.net = build_network(config, examples.shapes).to(self.accelerator.device)
         self.ema = Ema(self.net, config.ema.decay, config.ema.warmup)
         t = config.train
-        self.optimizer = AdamW(
+        self.optimizer = torch.optim.AdamW(
             self.net.parameters(), lr=t.lr, betas=t.betas, weight_decay=t.weight_decay, fused=_fused(self.net)
         )
         if t.compile:
@@ -65,7 +62,6 @@ class Trainer:
         self.wrapped, self.prepared = self.accelerator.prepare(self.net, self.optimizer)
         self.denoise = Denoiser(self.wrapped)
         self.null_context = _moved(examples.null_context, self.accelerator.device)
-        self._parameters = tuple(self.net.parameters())
         self.progress = Progress()
         self.watch: StabilityMonitor | None = None  # looks at steps on their way, where the loop sets one
         self.net.train()
@@ -141,9 +137,7 @@ class Trainer:
         """Clip where asked; the norm is the one before clipping either way."""
         limit = self.config.train.clip
         if limit is not None:
-            scaled = self.accelerator.scaler is not None  # which must take its scale off first
-            norm = None if scaled else clip_([p.grad for p in self._parameters if p.grad is not None], limit)
-            return self.accelerator.clip_grad_norm_(self.net.parameters(), limit) if norm is None else norm
+            return self.accelerator.clip_grad_norm_(self.net.parameters(), limit)
         self.accelerator.unscale_gradients(self.prepared)
         return torch.nn.utils.get_total_norm([p.grad for p in self.net.parameters() if p.grad is not None])
 
@@ -166,7 +160,7 @@ class Trainer:
         raise NonFiniteError(self._diagnosis(seen, number))
 
     def _diagnosis(self, seen: tuple[float, float], number: int) -> str:
-        from scalelong.stability.nonfinite import first_nonfinite
+        from scalelong.monitor.nonfinite import first_nonfinite
 
         what = "loss" if not math.isfinite(seen[0]) else "gradient"
         batch = self.batch(number)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from scalelong.models.denoiser import Denoiser
-from scalelong.stability.monitor import StabilityMonitor
-from scalelong.stability.probe import samples_of
+from scalelong.monitor.monitor import StabilityMonitor
+from scalelong.monitor.probe import samples_of
+from scalelong.runs.run import Run
 from scalelong.training.display import Display
 from scalelong.training.examples import Batch, Examples
-from scalelong.training.run import Run
 from scalelong.training.trainer import Trainer
 
 

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from scalelong.diffusion.process import Process
 from scalelong.errors import ScaleLongError
+from scalelong.process import Process
 
 EpsFn = Callable[[Tensor, Tensor], Tensor]
 """ε̂(x, t): x (B, …), t (B,) in the process's own time → (B, …)."""

@@ -14,8 +14,8 @@ from math import exp, expm1
 import numpy as np
 from torch import Tensor
 
-from scalelong.diffusion.process import Process
 from scalelong.diffusion.samplers.contract import Callback, EpsFn, NoiseFn, State, times_of
+from scalelong.process import Process
 
 
 def singlestep_orders(evaluations: int) -> list[int]:

@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor
 
-from scalelong.diffusion.process import VPSDE, Process
 from scalelong.diffusion.samplers.contract import Callback, EpsFn, NoiseFn, State, times_of
+from scalelong.process import VPSDE, Process
 
 LAST_TIME = 1e-3  # the time before 0
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalelong.diffusion.process import Process
 from scalelong.diffusion.samplers.contract import Callback, EpsFn, NoiseFn, State, times_of
+from scalelong.process import Process
 
 GRID = 1000
 

@@ -1,0 +1,115 @@
+"""A trained network as a diffusers pipeline: any diffusers scheduler, PIL images out, saved and loaded as usual."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scalelong.diffusion.guidance import guided
+from scalelong.errors import ScaleLongError, require
+from scalelong.process import Process, get_process
+
+require("diffusers", extra="train", purpose="a diffusers pipeline")
+
+from diffusers import DiffusionPipeline, DPMSolverMultistepScheduler, ImagePipelineOutput  # noqa: E402
+
+from scalelong.models.denoiser import Denoiser  # noqa: E402
+
+GRID = 1000
+
+
+class ScaleLongPipeline(DiffusionPipeline):
+    """`pipe(batch_size=16, num_inference_steps=25).images`; swap `pipe.scheduler` as with any pipeline.
+
+    unet        U-ViT or a diffusers U-Net, scaled or not
+    scheduler   one that counts 1000 discrete steps
+    process     the noise process that the network was trained with: "vp", "ddpm" or "sd"
+    null_label  the label that stands for "any class", where there is one
+    """
+
+    def __init__(self, unet: nn.Module, scheduler: Any, process: str = "vp", null_label: int | None = None) -> None:
+        super().__init__()
+        self.register_modules(unet=unet, scheduler=scheduler)
+        self.register_to_config(process=process, null_label=null_label)
+
+    @classmethod
+    def of(cls, net: nn.Module, process: str | Process, null_label: int | None = None) -> ScaleLongPipeline:
+        """A pipeline with DPM-Solver++ for this process."""
+        chosen = get_process(process)
+        scheduler = DPMSolverMultistepScheduler(trained_betas=chosen.betas(GRID).tolist(), timestep_spacing="trailing")
+        return cls(net, scheduler, chosen.name, null_label)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        batch_size: int = 1,
+        num_inference_steps: int = 50,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        class_labels: Tensor | list[int] | int | None = None,
+        prompt_embeds: Tensor | None = None,
+        negative_prompt_embeds: Tensor | None = None,
+        guidance_scale: float = 1.0,
+        latents: Tensor | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+    ) -> Any:
+        """Sample. `output_type` is "pil", "np" (0 … 1) or "pt" (−1 … 1, as for latents)."""
+        from diffusers.utils.torch_utils import randn_tensor
+
+        if output_type not in ("pil", "np", "pt"):
+            raise ScaleLongError(f"output_type is 'pil', 'np' or 'pt', not {output_type!r}")
+        process = get_process(self.config.process)
+        config = self.unet.config
+        size = config.get("img_size", config.get("sample_size"))
+        shape = (batch_size, config.get("in_chans", config.get("in_channels")), size, size)
+        device = self._execution_device
+        x = randn_tensor(shape, generator=generator, device=device) if latents is None else latents.to(device)
+        y = None
+        if class_labels is not None:
+            y = torch.as_tensor(class_labels, device=device).expand(batch_size)
+        eps_fn = guided(
+            Denoiser(self.unet),
+            process,
+            guidance_scale,
+            y=y,
+            context=None if prompt_embeds is None else prompt_embeds.to(device),
+            null_y=self.config.null_label,
+            null_context=negative_prompt_embeds,
+        )
+        with warnings.catch_warnings():  # diffusers calls np.array on a tensor, of which NumPy 2 complains
+            warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
+            self.scheduler.set_timesteps(num_inference_steps, device=device)
+        times = process.grid(GRID)
+        for step in self.progress_bar(self.scheduler.timesteps):
+            t = times[step.cpu().long()].float().expand(batch_size).to(device)
+            x = self.scheduler.step(eps_fn(self.scheduler.scale_model_input(x, step), t), step, x).prev_sample
+        if output_type == "pt":
+            return ImagePipelineOutput(images=x) if return_dict else (x,)
+        images = (x / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float().cpu().numpy()
+        result = self.numpy_to_pil(images) if output_type == "pil" else images
+        return ImagePipelineOutput(images=result) if return_dict else (result,)
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """diffusers' folder, with the scaling beside the network where it does not save it itself."""
+        from scalelong.skips import save_scaling, unscaled
+
+        if "scaling" in self.unet.config:
+            super().save_pretrained(save_directory, *args, **kwargs)
+            return
+        with unscaled(self.unet):
+            super().save_pretrained(save_directory, *args, **kwargs)
+        save_scaling(self.unet, Path(save_directory) / "unet")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *args: Any, **kwargs: Any) -> ScaleLongPipeline:
+        """Open what `save_pretrained` wrote, scaling included."""
+        from scalelong.skips import load_scaling
+
+        pipe = super().from_pretrained(folder, *args, **kwargs)
+        if (Path(folder) / "unet" / "scaling.json").is_file():
+            load_scaling(pipe.unet, Path(folder) / "unet")
+        return pipe

@@ -1,0 +1,497 @@
+"""What the monitor writes down is what happened: against norms, gradients and differences taken by hand."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from watched_loops import batch, small_uvit, train, watched_run
+
+from scalelong import ConstantScaling, LearnableScaling, ScaleLongError, Site, StabilityMonitor, apply
+from scalelong.monitor.journal import read_stability
+from scalelong.monitor.probe import samples_of
+
+CLOSE = {"rel": 2e-4}  # entries have five digits
+
+
+def rms(x):
+    return float(x.detach().flatten(1).norm(dim=1).square().mean().sqrt())
+
+
+def uvit_features(net, x, t):
+    """The norms at the joins of a U-ViT, from its blocks alone."""
+    kept, handles = {"skip": {}, "backbone": {}, "out": {}}, []
+    n = len(net.out_blocks)
+    for k, block in enumerate(net.in_blocks):
+        handles.append(block.register_forward_hook(lambda m, a, o, k=k: kept["skip"].update({k + 1: rms(o)})))
+    for k, block in enumerate(net.out_blocks):
+        i = n - k
+        handles.append(
+            block.register_forward_pre_hook(lambda m, a, i=i: kept["backbone"].update({i: rms(a[0])}), prepend=True)
+        )
+        handles.append(block.register_forward_hook(lambda m, a, o, i=i: kept["out"].update({i: rms(o)})))
+    with torch.no_grad():
+        kept["output"] = rms(net.eval()(x, t))
+    for handle in handles:
+        handle.remove()
+    return {k: [v[i] for i in range(1, n + 1)] if isinstance(v, dict) else v for k, v in kept.items()}
+
+
+# ------------------------------------------------------------------------------------------------ norms
+
+
+@pytest.fixture(scope="module")
+def cs_run():
+    """(the last look, the network with the weights that it saw, probe, monitor)."""
+    net, seen = small_uvit(ConstantScaling(0.7)), {}
+    monitor = StabilityMonitor(net, batch(0, n=8)[:2], every=4, ema=(ema := copy.deepcopy(net)))
+    keep = lambda step, each, norm: seen.update(net=copy.deepcopy(net)) if step == 8 else None
+    train(net, 8, monitor, after=keep)
+    return monitor.last, seen["net"], batch(0, n=8)[:2], monitor, ema
+
+
+def test_probe_norms_are_those_of_the_features_at_the_joins(cs_run):
+    entry, net, probe, *_ = cs_run
+    expected = uvit_features(net, *probe)
+    for measure in ("skip", "backbone", "out"):
+        assert entry["probe"][measure] == pytest.approx(expected[measure], **CLOSE)
+    assert entry["probe"]["blocks"][-1] == pytest.approx(expected["output"], **CLOSE)
+
+
+class InPlace(nn.Module):
+    """Blocks that hand on the same tensor, changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Hardtanh(0.0, 1.0, inplace=True)
+        self.second.weight = nn.Parameter(torch.ones(1))  # a block has parameters
+
+    def forward(self, x, t):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_tensor_that_was_changed_in_place_has_its_new_norm(inference):
+    net = InPlace()
+    monitor = StabilityMonitor(net, (x := torch.randn(8, 4), torch.zeros(8)), every=1)
+    with torch.inference_mode(inference), monitor.step(1):
+        out = net(x, None)
+    expected = [rms(net.first(x)), rms(out), rms(out)]
+    assert expected[0] > expected[1]
+    for seen in ("probe", "train"):
+        assert monitor.last[seen]["blocks"] == pytest.approx(expected, **CLOSE)
+
+
+def test_training_norms_are_those_of_the_step_s_own_batch(cs_run):
+    entry, net, *_ = cs_run
+    x, t, _ = batch(8)
+    expected = uvit_features(net, x, t)
+    assert entry["train"]["backbone"] == pytest.approx(expected["backbone"], **CLOSE)
+    assert entry["train"]["n"] == len(x)
+
+
+def test_the_ratio_is_the_scaled_skip_to_the_backbone(cs_run):
+    entry, net, probe, *_ = cs_run
+    e = uvit_features(net, *probe)
+    expected = [0.7**k * s / b for k, (s, b) in enumerate(zip(e["skip"], e["backbone"], strict=True))]
+    assert entry["probe"]["ratio"] == pytest.approx(expected, **CLOSE)
+
+
+def test_kappa_of_a_fixed_scaling_is_its_coefficients(cs_run):
+    entry, *_ = cs_run
+    for figure in ("mean", "min", "max"):
+        assert entry["kappa"][figure] == pytest.approx([1, 0.7, 0.49])
+
+
+def test_by_timestep_the_norm_is_over_the_samples_of_each_bin(cs_run):
+    entry, net, (x, t), *_ = cs_run
+    which = (t / 250).long()
+    for k in which.unique().tolist():
+        expected = uvit_features(net, x[which == k], t[which == k])["backbone"]
+        assert [row[k] for row in entry["probe"]["by_time"]] == pytest.approx(expected, **CLOSE)
+
+
+def test_learned_kappa_has_a_mean_and_a_spread():
+    net = small_uvit(LearnableScaling())
+    seen = {}
+    monitor = StabilityMonitor(net, batch(0)[:2], every=1)
+    train(net, 1, monitor, after=lambda *a: seen.update(net=copy.deepcopy(net)))
+    kappas = {}
+    seen["net"].skip_scaling.register_forward_hook(lambda m, a, o: kappas.update({a[1]: o.detach()}))
+    with torch.no_grad():
+        seen["net"].eval()(*batch(0)[:2])
+    entry = monitor.last["kappa"]
+    assert entry["mean"] == pytest.approx([kappas[i].mean().item() for i in (1, 2, 3)], **CLOSE)
+    assert entry["min"] == pytest.approx([kappas[i].min().item() for i in (1, 2, 3)], **CLOSE)
+    assert entry["max"] == pytest.approx([kappas[i].max().item() for i in (1, 2, 3)], **CLOSE)
+    assert all(low < high for low, high in zip(entry["min"], entry["max"], strict=True))
+
+
+# -------------------------------------------------------------------------------- gradients, drift, loss
+
+
+def test_gradient_norms_are_before_clipping_and_add_up():
+    net, norms = small_uvit(), {}
+    monitor = StabilityMonitor(net, batch(0)[:2], every=2)
+    train(net, 2, monitor, after=lambda s, e, n: norms.update({s: float(n)}), clip=1e-3)
+    grad = monitor.last["grad"]
+    assert grad["total"] == pytest.approx(norms[2], **CLOSE)
+    assert math.sqrt(sum(g * g for g in grad["blocks"] if g)) == pytest.approx(grad["total"], rel=1e-3)
+    assert grad["max"] == pytest.approx(max(norms.values()), **CLOSE)
+    assert norms[grad["at"]] == max(norms.values())
+
+
+def test_a_block_s_gradient_is_over_its_own_parameters():
+    net, kept = small_uvit(), {}
+
+    def keep(step, each, norm):  # clipping has not shortened anything
+        kept.update({n: p.grad.clone() for n, p in net.named_parameters()})
+
+    monitor = StabilityMonitor(net, batch(0)[:2], every=1)
+    train(net, 1, monitor, after=keep, clip=1e9)
+    for k, path in enumerate(monitor.watched.blocks):
+        own = [g for n, g in kept.items() if n.startswith(f"{path}.")]
+        own = own or [g for n, g in kept.items() if not any(n.startswith(f"{b}.") for b in monitor.watched.blocks)]
+        expected = torch.cat([g.flatten() for g in own]).norm().item()
+        assert monitor.last["grad"]["blocks"][k] == pytest.approx(expected, **CLOSE), path
+
+
+def test_a_loss_scale_is_divided_out():
+    class Scaler:
+        def get_scale(self):
+            return 64.0
+
+    net = small_uvit()
+    probe = batch(0)[:2]
+    plain, scaled = StabilityMonitor(net, probe, every=1), StabilityMonitor(net, probe, every=1, scaler=Scaler())
+    x, t, eps = batch(1)
+    for monitor, factor in ((plain, 1.0), (scaled, 64.0)):
+        net.zero_grad()
+        with monitor.step(1):
+            ((net(x, t) - eps).square().mean() * factor).backward()
+    assert scaled.last["grad"]["total"] == pytest.approx(plain.last["grad"]["total"], **CLOSE)
+
+
+def test_drift_is_the_relative_distance_to_the_average(cs_run):
+    entry, net, _, monitor, ema = cs_run
+    theirs = {n: p.detach() for n, p in ema.named_parameters()}
+    apart = torch.cat([(p.detach() - theirs[n]).flatten() for n, p in net.named_parameters()]).norm()
+    size = torch.cat([p.flatten() for p in theirs.values()]).norm()
+    assert entry["drift"]["total"] == pytest.approx(float(apart / size), **CLOSE)
+    k = monitor.watched.blocks.index("mid_block")
+    mine = [(p.detach(), theirs[n]) for n, p in net.named_parameters() if n.startswith("mid_block.")]
+    apart, size = (torch.cat([f(a, b).flatten() for a, b in mine]).norm() for f in (torch.sub, lambda a, b: b))
+    assert entry["drift"]["blocks"][k] == pytest.approx(float(apart / size), **CLOSE)
+
+
+def test_an_average_is_taken_as_torch_and_as_a_list_keep_it():
+    net = small_uvit()
+    averaged = torch.optim.swa_utils.AveragedModel(net)
+    for ema in (averaged, [p.detach().clone() for p in net.parameters()]):
+        monitor = StabilityMonitor(net, batch(0)[:2], every=1, ema=ema)
+        train(net, 1, monitor, lr=0.0)
+        assert monitor.last["drift"]["total"] == 0.0
+    with pytest.raises(ScaleLongError, match="ema"):
+        StabilityMonitor(net, ema=nn.Linear(2, 2))
+    with pytest.raises(ScaleLongError, match=r"2 tensors that do not match the network's \d+"):
+        StabilityMonitor(net, ema=[torch.zeros(1), torch.zeros(2)])
+
+
+def test_losses_are_of_every_step_since_the_last_look_and_by_timestep():
+    net, kept = small_uvit(), {}
+    monitor = StabilityMonitor(net, batch(0)[:2], every=5)
+    train(net, 5, monitor, after=lambda step, each, norm: kept.update({step: each}))
+    loss, times = monitor.last["loss"], torch.cat([batch(s)[1] for s in range(1, 6)])
+    means = {step: each.mean().item() for step, each in kept.items()}
+    assert loss["steps"] == 5
+    assert loss["mean"] == pytest.approx(np.mean(list(means.values())), **CLOSE)
+    assert loss["max"] == pytest.approx(max(means.values()), **CLOSE)
+    assert means[loss["at"]] == max(means.values())
+    each = torch.cat(list(kept.values()))
+    expected = [each[(times / 250).long() == k].mean().item() for k in range(4)]
+    assert loss["bins"] == pytest.approx(expected, **CLOSE)
+
+
+def test_a_loss_may_be_a_number():
+    net = small_uvit()
+    monitor = StabilityMonitor(net, batch(0)[:2], every=1)
+    x, t, eps = batch(1)
+    with monitor.step(1):
+        loss = (net(x, t) - eps).square().mean()
+        loss.backward()
+        monitor.note(loss=loss)
+        monitor.note(loss=loss.item())
+    assert monitor.last["loss"]["mean"] == pytest.approx(loss.item(), **CLOSE)
+    assert "bins" not in monitor.last["loss"]
+
+
+# ------------------------------------------------------------------------------------------ oscillation
+
+
+def test_oscillation_over_pairs_is_that_of_single_steps():
+    """Seen at every step or at pairs of steps, a difference is over one update: the same differences come out."""
+    probe = batch(0)[:2]
+    histories = {}
+    for name, every in (("each", 1), ("pairs", 4)):
+        monitor = StabilityMonitor(small_uvit(), probe, every=every, window=500)
+        histories[name] = []
+        for step in range(1, 41):
+            train(monitor.root, 1, monitor, start=step)
+            if monitor.last and monitor.last["step"] == step:
+                histories[name].append(copy.deepcopy(monitor.last))
+    log = {e["step"]: np.log(e["probe"]["backbone"]) for e in histories["each"]}
+    assert [e["step"] for e in histories["pairs"]] == list(range(4, 41, 4))
+    pairs = [e for e in histories["pairs"] if "jump" in e]
+    assert [e["step"] for e in pairs] == [8, 16, 24, 32, 40]  # every second look is two steps in a row
+    for entry in pairs:
+        expected = log[entry["step"]] - log[entry["step"] - 1]
+        assert entry["jump"]["probe"]["backbone"] == pytest.approx(expected, abs=2e-4)
+    jumps = np.array([e["jump"]["probe"]["backbone"] for e in pairs])
+    assert pairs[-1]["oscillation"]["probe"]["backbone"] == pytest.approx(np.std(jumps, axis=0), rel=6e-3)
+    assert pairs[-1]["oscillation"]["jumps"] == 5
+    series = np.std([log[s + 1] - log[s] for s in range(1, 40)], axis=0)
+    assert histories["each"][-1]["oscillation"]["probe"]["backbone"] == pytest.approx(series, rel=2e-2)
+
+
+def test_the_training_batch_and_the_gradient_have_their_own():
+    monitor, _ = watched_run(small_uvit(), 20, every=1)
+    o, probe = monitor.last["oscillation"], monitor.last["oscillation"]["probe"]
+    assert len(o["train"]["backbone"]) == len(probe["backbone"]) == 3
+    assert o["train"]["backbone"] != probe["backbone"]
+    assert all(calm < live for calm, live in zip(probe["backbone"], o["train"]["backbone"], strict=True))
+    assert o["grad"]["total"] > 0
+
+
+def test_without_updates_the_probe_does_not_oscillate_and_the_training_batch_does():
+    net = small_uvit()
+    monitor = StabilityMonitor(net, batch(0)[:2], every=1)
+    train(net, 10, monitor, lr=0.0)
+    o = monitor.last["oscillation"]
+    assert o["probe"]["backbone"] == [0.0, 0.0, 0.0]
+    assert min(o["train"]["backbone"]) > 0
+
+
+@pytest.mark.parametrize(("steps", "jumps"), [(1, 0), (2, 1)])
+def test_fewer_than_two_jumps_have_no_oscillation(steps, jumps):
+    monitor, _ = watched_run(small_uvit(), steps, every=1)
+    assert monitor.last["oscillation"] == {"jumps": jumps}
+
+
+# --------------------------------------------------------------------------------------------- networks
+
+
+class Chain(nn.Module):
+    """No skips at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.ModuleList([nn.Linear(64, 32), nn.Linear(32, 64)])
+        self.dead = nn.Linear(3, 3)  # never called
+
+    def forward(self, x, t):
+        h = torch.relu(self.inside[0](x.flatten(1)))
+        return self.inside[1](h).view_as(x)
+
+
+def test_a_network_without_known_skips_is_watched_by_its_blocks():
+    torch.manual_seed(0)
+    monitor, _ = watched_run(Chain(), 8)
+    assert monitor.watched.blocks == ("inside.0", "inside.1", "dead", "(network)")
+    entry = monitor.last
+    assert "skip" not in entry["probe"]
+    assert "ratio" not in entry["probe"]
+    first, second, dead, whole = entry["probe"]["blocks"]
+    assert dead is None
+    assert first > 0
+    assert second == whole
+    assert entry["grad"]["blocks"][2] is None
+    assert len(entry["probe"]["by_time"]) == 4
+    assert "watched by its blocks" in str(monitor.summary())
+    assert "stability/oscillation/inside.0" in monitor.scalars
+
+
+def test_a_wrapper_around_a_network_is_entered():
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = Chain()
+
+        def forward(self, x, t):
+            return self.model(x, t)
+
+    monitor, _ = watched_run(Holder(), 2)
+    assert monitor.watched.blocks == ("model.inside.0", "model.inside.1", "model.dead", "(network)")
+
+
+class Dense(nn.Module):
+    """A skip that the package does not know: given by `sites`."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.middle, self.leave = nn.Linear(64, 16), nn.Linear(16, 16), Join()
+
+    def forward(self, x, t):
+        skip = self.enter(x.flatten(1))
+        return self.leave(self.middle(skip), shortcut=skip).view_as(x)
+
+
+class Join(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(16, 64)
+
+    def forward(self, x, shortcut):
+        return self.out(x + shortcut)
+
+
+def test_sites_can_be_given_and_a_single_skip_is_enough():
+    torch.manual_seed(0)
+    net = Dense()
+    monitor, _ = watched_run(net, 4, sites=[Site("leave", "shortcut", source="enter", dim=-1)])
+    p = monitor.last["probe"]
+    with torch.no_grad():
+        assert p["ratio"][0] == pytest.approx(p["skip"][0] / p["backbone"][0], rel=1e-3)
+    assert p["skip"][0] == p["blocks"][0]  # what `enter` gives
+    assert p["backbone"][0] == p["blocks"][1]  # what the middle gives
+
+
+def test_a_given_site_that_is_not_there_is_an_error():
+    with pytest.raises(ScaleLongError, match="no module 'leavs'; did you mean 'leave'"):
+        StabilityMonitor(Dense(), sites=["leavs"])
+
+
+def test_scaling_applied_to_given_sites_is_followed():
+    torch.manual_seed(0)
+    net = apply(Dense(), "uniform", sites=[Site("leave", "shortcut", dim=-1)])
+    monitor, _ = watched_run(net, 2)
+    p = monitor.last["probe"]
+    assert p["ratio"][0] == pytest.approx(2**-0.5 * p["skip"][0] / p["backbone"][0], rel=1e-3)
+
+
+def test_zero_norms_have_no_ratio_and_no_jump():
+    torch.manual_seed(0)
+    net = Dense()
+    with torch.no_grad():
+        net.middle.weight.zero_()
+        net.middle.bias.zero_()
+    monitor = StabilityMonitor(net, batch(0)[:2], sites=[Site("leave", "shortcut", dim=-1)], every=1)
+    train(net, 6, monitor, lr=0.0)
+    assert monitor.last["probe"]["backbone"] == [0.0]
+    assert monitor.last["probe"]["ratio"] == [None]
+    assert monitor.last["jump"]["probe"]["backbone"] == [None]
+    assert monitor.last["oscillation"]["probe"]["backbone"] == [None]
+    assert monitor.alarms == ()
+
+
+# -------------------------------------------------------------------------------------------- the probe
+
+
+def test_without_a_probe_the_first_batch_seen_becomes_it():
+    net = small_uvit()
+    monitor = StabilityMonitor(net, every=2)
+    seen = {}
+    train(net, 6, monitor, after=lambda s, e, n: seen.update(net=copy.deepcopy(net)))
+    x, t, _ = batch(2)
+    expected = uvit_features(seen["net"], x[:4], t[:4])
+    assert monitor.last["probe"]["backbone"] == pytest.approx(expected["backbone"], **CLOSE)
+    assert monitor.last["probe"]["n"] == 4
+
+
+def test_a_probe_is_an_eighth_of_the_batch_from_four_to_eight():
+    assert [samples_of(n) for n in (1, 4, 6, 32, 48, 64, 1024)] == [1, 4, 4, 4, 6, 8, 8]
+
+
+def test_a_probe_may_be_a_function_or_have_keywords():
+    x, t = batch(0, n=8)[:2]
+    entries = []
+    for probe, options in (((x, t), {}), ((x, {"t": t}), {}), (lambda net: net(x, t), {"t": t})):
+        monitor, _ = watched_run(small_uvit(), 2, probe=probe, **options)
+        entries.append(monitor.last["probe"])
+    assert entries[0] == entries[1] == entries[2]
+    monitor, _ = watched_run(small_uvit(), 2, probe=lambda net: net(x, t))
+    assert monitor.last["probe"]["backbone"] == entries[0]["backbone"]
+    assert "by_time" not in monitor.last["probe"]  # nobody said which sample has which timestep
+
+
+@pytest.mark.parametrize("probe", [3, (), (0.5,)])
+def test_a_probe_that_is_no_batch_is_refused(probe):
+    with pytest.raises(ScaleLongError, match="probe"):
+        StabilityMonitor(small_uvit(), probe)
+
+
+def test_a_probe_that_was_never_seen_is_a_sentence():
+    monitor = StabilityMonitor(small_uvit(), every=1)
+    with pytest.raises(ScaleLongError, match="give one: StabilityMonitor"):
+        with monitor.step(1):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("every", -1), ("every", 2.5), ("window", 1), ("keep", 2), ("bins", 0), ("times", (5, 5))]
+)
+def test_options_out_of_range_are_named(option, value):
+    with pytest.raises(ScaleLongError, match=option):
+        StabilityMonitor(small_uvit(), **{option: value})
+
+
+def test_something_else_than_a_network_is_refused():
+    with pytest.raises(ScaleLongError, match="not str"):
+        StabilityMonitor("net")
+
+
+# --------------------------------------------------------------------------------------------- readers
+
+
+def test_the_caller_s_logger_gets_plain_numbers_at_every_look():
+    calls = []
+    net = small_uvit(LearnableScaling())
+    log = lambda values, step: calls.append((step, values))
+    monitor = StabilityMonitor(net, batch(0)[:2], every=3, ema=net, log=log)
+    train(net, 12, monitor)
+    assert [step for step, _ in calls] == [3, 6, 9, 12]
+    values = calls[-1][1]
+    assert all(type(v) is float for v in values.values())
+    assert values["stability/oscillation/backbone_3"] == monitor.last["oscillation"]["probe"]["backbone"][2]
+    assert values["stability/kappa/skip_1"] == monitor.last["kappa"]["mean"][0]
+    assert values["stability/alarms"] == 0
+    assert {"stability/grad_norm", "stability/loss", "stability/ema_drift", "stability/ratio/skip_2"} <= values.keys()
+
+
+def test_the_summary_is_a_table_of_the_last_look():
+    net = small_uvit(ConstantScaling(0.7))
+    monitor = StabilityMonitor(net, batch(0)[:2], every=2)
+    assert "nothing seen yet" in str(monitor.summary())
+    train(net, 8, monitor)
+    text = str(monitor.summary())
+    assert "3 long skips; step 8, oscillation over 2 jumps" in text
+    assert "in_blocks.2" in text
+    assert f"{monitor.last['probe']['backbone'][2]:.3g}" in text
+    assert "no alarm" in text
+
+
+def test_series_are_read_back(tmp_path):
+    monitor, _ = watched_run(small_uvit(), 8, out=tmp_path / "s.jsonl")
+    log = read_stability(tmp_path / "s.jsonl")
+    steps, values = log.series("probe", "backbone", i=3)
+    assert steps == [2, 4, 6, 8]
+    assert values[-1] == monitor.last["probe"]["backbone"][2]
+    assert log.series("nothing", "here")[1] == [None] * 4
+    assert log.header["blocks"] == list(monitor.watched.blocks)
+    assert log.header["skips"][2] == {"i": 3, "from": "in_blocks.2", "to": "out_blocks.0"}
+    assert log.alarms() == []
+
+
+def test_the_call_is_that_of_diffusers_networks_too():
+    from scalelong import build_unet
+
+    torch.manual_seed(0)
+    net = build_unet("cifar10", in_channels=1, out_channels=1, sample_size=8, block_out_channels=(8, 8, 8, 8),
+                     norm_num_groups=4, attention_head_dim=4, layers_per_block=1, scaling="uniform")  # fmt: skip
+    monitor = StabilityMonitor(net, every=1)
+    train(net, 2, monitor, call=lambda net, x, t: net(x, t).sample)
+    p = monitor.last["probe"]
+    assert len(p["skip"]) == 8
+    assert None not in p["skip"] + p["backbone"] + p["ratio"]
+    assert p["ratio"][0] == pytest.approx(2**-0.5 * p["skip"][0] / p["backbone"][0], rel=1e-3)

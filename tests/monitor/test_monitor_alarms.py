@@ -1,0 +1,277 @@
+"""Alarms: raised where something is made to go wrong, with module, timesteps and beginning; silent elsewhere."""
+
+import logging
+import math
+
+import pytest
+import torch
+from watched_loops import batch, small_uvit, train
+
+from scalelong import ConstantScaling, Limits, ScaleLongError, StabilityMonitor
+from scalelong.kappa import PAPER_MEAN, choose_kappa
+from scalelong.monitor.advice import advice
+from scalelong.monitor.alarms import find
+from scalelong.monitor.journal import read_stability
+from scalelong.monitor.oscillation import Window
+from scalelong.monitor.watched import watch_points
+from scalelong.theory.bounds import sum_of_squares
+
+EDGES = (0.0, 250.0, 500.0, 750.0, 1000.0)
+
+
+def monitored(net, **options):
+    raised = []
+    options = {"every": 1, "window": 40, "limits": Limits(looks=5), **options}
+    probe = (batch(0, n=8)[0], torch.arange(8) * 125.0)
+    return StabilityMonitor(net, probe, on_alarm=raised.append, **options), raised
+
+
+def findings(entries, limits=None, **windows):
+    """What `find` says about made-up looks at a network of three skips."""
+    watched = watch_points(small_uvit())
+    empty = Window(40)
+    window, by_time = windows.get("window", empty), windows.get("by_time", empty)
+    return watched, find(watched, limits or Limits(looks=5), entries, window, by_time, EDGES)
+
+
+# ------------------------------------------------------------------------------------------- in a loop
+
+
+def test_a_calm_run_raises_nothing(tmp_path):
+    net = small_uvit()
+    monitor, raised = monitored(net, out=tmp_path / "s.jsonl")
+    train(net, 60, monitor, lr=1e-2)
+    assert raised == []
+    assert monitor.alarms == ()
+
+
+def test_shaken_weights_raise_an_oscillation_alarm_at_their_module_and_timesteps(tmp_path):
+    """From step 31 on the gain of one encoder block flips to and fro, felt at late timesteps alone."""
+    net = small_uvit()
+
+    class Flip:
+        on, sign = False, 1.0
+
+        def __call__(self, module, args, output):
+            late = (self.t >= 750).view(-1, 1, 1)
+            return torch.where(late, output * (1 + 0.4 * self.sign), output) if self.on else output
+
+    flip = Flip()
+    net.register_forward_pre_hook(lambda m, a: setattr(flip, "t", a[1]))
+    net.in_blocks[2].register_forward_hook(flip)
+    monitor, raised = monitored(net, out=tmp_path / "s.jsonl")
+    for step in range(1, 61):
+        flip.on, flip.sign = step > 30, -flip.sign
+        train(net, 1, monitor, start=step, lr=1e-3)
+    (alarm,) = [a for a in raised if a.kind == "oscillation"]
+    assert 31 <= alarm.since <= 45
+    assert alarm.since == alarm.step
+    assert alarm.times == (750.0, 1000.0)
+    assert alarm.skip == 3
+    assert alarm.module in ("in_blocks.2", "out_blocks.0")
+    assert alarm.value > 3 * alarm.reference
+    text = str(alarm)
+    assert "timesteps 750 to 1000" in text
+    assert "Theorem 3.1" in text
+    log = read_stability(tmp_path / "s.jsonl")
+    (told,) = [a for a in log.alarms() if a["kind"] == "oscillation"]
+    assert told["text"] == text
+    assert told["since"] == alarm.since
+    lasting = [a for a in log.entries[-1]["alarms"] if a["kind"] == "oscillation"]
+    assert lasting == [{"kind": "oscillation", "module": monitor.alarms[0].module, "since": alarm.since}]
+
+
+def test_a_gradient_spike_names_the_step_and_the_block():
+    net = small_uvit()
+    monitor, raised = monitored(net)
+    train(net, 20, monitor, lr=1e-3)
+    x, t, eps = batch(21)
+    net.zero_grad()
+    with monitor.step(21):
+        (net(x, t) - eps).square().mean().backward()
+        for parameter in net.mid_block.parameters():
+            parameter.grad.mul_(1e4)
+    monitor.note(grad_norm=monitor.last["grad"]["total"])  # what clipping returns: of a step that was looked at
+    (alarm,) = raised
+    assert (alarm.kind, alarm.since, alarm.module) == ("gradient", 21, "mid_block")
+    assert "Theorem 3.3" in alarm.advice
+    assert alarm.value > 100 * alarm.reference
+    train(net, 1, monitor, start=22, lr=1e-3)
+    assert monitor.alarms == ()  # it is over
+
+
+def test_a_spike_between_looks_is_seen_through_what_was_noted():
+    net = small_uvit()
+    monitor, raised = monitored(net, every=4)
+    for step in range(1, 49):
+        x, t, eps = batch(step)
+        with monitor.step(step):
+            each = (net(x, t) - eps).square().flatten(1).mean(1)
+            each.mean().backward()
+            monitor.note(loss=torch.where(t > 500, each * 40, each) if step == 46 else each, t=t)
+        monitor.note(grad_norm=1e3 if step == 46 else 1.0)
+    kinds = {alarm.kind: alarm for alarm in raised}
+    assert kinds.keys() == {"gradient", "loss"}
+    assert kinds["loss"].since == kinds["gradient"].since == 46
+    assert kinds["loss"].step == 48
+    assert kinds["loss"].times[0] >= 500
+
+
+def test_nan_weights_name_the_first_module_and_a_nan_loss_the_first_step(tmp_path):
+    net = small_uvit()
+    monitor, raised = monitored(net, every=5, out=tmp_path / "s.jsonl")
+    train(net, 11, monitor)
+    with torch.no_grad():
+        net.out_blocks[1].mlp.fc1.weight[0, 0] = math.nan
+    for step in range(12, 16):  # without updates, which would spread it
+        with monitor.step(step):
+            monitor.note(loss=net(*batch(step)[:2]).square().mean())
+    (alarm,) = raised
+    assert (alarm.kind, alarm.step, alarm.since, alarm.skip) == ("nonfinite", 15, 12, 2)
+    assert alarm.module == "out_blocks.1"
+    assert "is not finite" in str(alarm)
+    assert monitor.last["probe"]["out"][1] is None
+    assert monitor.last["probe"]["backbone"][2] > 0  # before it all is well
+    assert read_stability(tmp_path / "s.jsonl").alarms()[0]["module"] == "out_blocks.1"
+
+
+def test_an_infinite_gradient_alone_names_its_block():
+    net = small_uvit()
+    monitor, raised = monitored(net)
+    x, t, eps = batch(1)
+    with monitor.step(1):
+        (net(x, t) - eps).square().mean().backward()
+        net.in_blocks[1].mlp.fc1.weight.grad[0, 0] = math.inf
+    assert [(a.kind, a.module) for a in raised] == [("nonfinite", "in_blocks.1")]
+    assert monitor.last["grad"]["total"] is None
+
+
+def test_an_infinite_gradient_is_fp16_s_own_business():
+    class Scaler:
+        def get_scale(self):
+            return 1024.0
+
+    net = small_uvit()
+    monitor, raised = monitored(net, scaler=Scaler())
+    x, t, eps = batch(1)
+    with monitor.step(1):
+        (net(x, t) - eps).square().mean().backward()
+        net.in_blocks[1].mlp.fc1.weight.grad[0, 0] = math.inf
+    monitor.note(grad_norm=math.inf)
+    train(net, 1, monitor, start=2)
+    assert raised == []
+
+
+def test_what_comes_and_goes_is_one_alarm(monkeypatch):
+    """An oscillation around the threshold: in force at looks 3, 5, 6 and, after a long rest, 20."""
+    from scalelong.monitor import monitor as module
+
+    net = small_uvit()
+    watch, raised = monitored(net)
+    finding = module.Finding("oscillation", None, "mid_block", "made up")
+    bad = {3, 5, 6, 20}
+    monkeypatch.setattr(
+        module, "find", lambda watched, limits, entries, *rest: [finding] * (entries[-1]["step"] in bad)
+    )
+    since = {}
+    for step in range(1, 21):
+        train(net, 1, watch, start=step, lr=0.0)
+        since |= {alarm.step: alarm.since for alarm in watch.alarms}
+    assert since == {3: 3, 5: 3, 6: 3, 20: 20}
+    assert [alarm.step for alarm in raised] == [3, 20]
+
+
+def test_by_default_an_alarm_is_a_logged_warning(caplog):
+    net = small_uvit()
+    monitor = StabilityMonitor(net, batch(0)[:2], every=1)
+    with torch.no_grad():
+        net.mid_block.norm1.weight.fill_(math.nan)
+    with caplog.at_level(logging.WARNING, "scalelong"):
+        train(net, 3, monitor)
+    assert len(caplog.records) == 1  # it begins once
+    assert "mid_block" in caplog.text
+
+
+# ------------------------------------------------------------------------------------ on made-up looks
+
+
+def looks(n, **series):
+    return [{"step": k, **{key: make(k) for key, make in series.items()}} for k in range(n)]
+
+
+def test_a_ratio_that_runs_away_is_named_with_its_skip():
+    run = lambda k: {"ratio": [1.0, 1.0 * 1.1**k, 1.0]}
+    watched, found = findings(looks(30, probe=run))
+    (one,) = found
+    assert one.kind == "ratio"
+    assert watched.skip_of(one.point) == 2
+    assert one.value / one.reference > 4
+    assert findings(looks(30, probe=lambda k: {"ratio": [1.0, 1.02**k, None]}))[1] == []
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(3.0, []), (8.0, ["gradient"])])
+def test_a_spike_is_measured_against_the_window_s_median(factor, expected):
+    wobble = lambda k: {"max": (1.0 + 0.1 * (-1) ** k) * (factor if k == 19 else 1.0)}
+    assert [f.kind for f in findings(looks(20, grad=wobble))[1]] == expected
+
+
+def test_a_loss_that_is_always_wild_does_not_spike():
+    g = torch.Generator().manual_seed(0)
+    values = (2.0 * torch.randn(40, generator=g)).exp().tolist()
+    assert findings(looks(40, loss=lambda k: {"max": values[k]}))[1] == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_few_looks_are_not_compared(n):
+    wild = lambda k: {"max": 1.0 if k < n - 1 else 1e6}
+    assert findings(looks(n, grad=wild, probe=lambda k: {"ratio": [10.0**k] * 3}))[1] == []
+
+
+def test_an_oscillation_that_is_great_from_the_start_is_told_too():
+    window, by_time, entries = Window(40), Window(40), looks(30)
+    for k in range(30):
+        window.add(torch.full((2 * 50,), 0.2 * (-1) ** k, dtype=torch.float64))
+        by_time.add(torch.zeros(3 * 4, dtype=torch.float64))
+    _, found = findings(entries, window=window, by_time=by_time)
+    assert [f.kind for f in found] == ["oscillation"]
+    assert "is 0.2" in found[0].what
+    assert "other points" in found[0].what
+
+
+# --------------------------------------------------------------------------------------------- advice
+
+
+def test_advice_states_the_sums_of_theorem_3_1():
+    text = advice("oscillation", 2, [1.0] * 6, None)
+    recommended = choose_kappa(PAPER_MEAN, 6)[2]
+    then = sum_of_squares(ConstantScaling(recommended).coefficients(6), 3)
+    assert "Σκ_j² over j > 2, here 4;" in text
+    assert f"ConstantScaling({recommended:g}) makes that sum {then:.3g}" in text
+
+
+def test_advice_for_a_scaled_network_does_not_send_in_circles():
+    recommended = choose_kappa(PAPER_MEAN, 6)[2]
+    text = advice("gradient", 1, ConstantScaling(recommended).coefficients(6), recommended)
+    assert "ConstantScaling" not in text
+    assert "learning rate" in text
+
+
+def test_advice_speaks_of_cut_skips():
+    kappas = ConstantScaling(0.99).coefficients(12)
+    assert "all but cuts" in advice("ratio", 3, [0.5**k for k in range(12)], 0.5)
+    assert "all but cuts" not in advice("ratio", 3, kappas, 0.99)
+
+
+@pytest.mark.parametrize("kind", ["nonfinite", "oscillation", "gradient", "loss", "ratio"])
+@pytest.mark.parametrize("coefficients", [[], [1.0], [1.0] * 6, [0.0] * 3])
+@pytest.mark.parametrize("skip", [None, 1, 6])
+def test_there_is_advice_for_every_case(kind, coefficients, skip):
+    text = advice(kind, skip, coefficients, None)
+    assert text.endswith(".")
+    assert "nan" not in text
+
+
+@pytest.mark.parametrize(("name", "value"), [("growth", 0), ("spike", -1.0), ("looks", 1), ("oscillation", "much")])
+def test_limits_out_of_range_are_named(name, value):
+    with pytest.raises(ScaleLongError, match=name):
+        Limits(**{name: value})

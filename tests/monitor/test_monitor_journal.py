@@ -1,0 +1,144 @@
+"""stability.jsonl: bounded, readable by anyone, continued without a step standing twice."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from watched_loops import batch, small_uvit, train, watched_run
+
+from scalelong import ScaleLongError, StabilityMonitor
+from scalelong.monitor.journal import Journal, number, read_stability, rounded, thinned
+
+
+def steps_in(path):
+    return [entry["step"] for entry in read_stability(path).entries]
+
+
+HEADER = {"step": 0, "format": 1, "network": "N", "skips": [], "blocks": [], "times": [0, 1]}
+
+
+def test_it_never_holds_more_than_it_may_and_keeps_the_newest_half_whole(tmp_path):
+    journal = Journal(tmp_path / "s.jsonl", keep=40)
+    journal.begin(HEADER, 1)
+    for step in range(1, 1001):
+        journal.write({"step": step})
+        kept = steps_in(tmp_path / "s.jsonl")
+        assert len(kept) <= 40
+        assert kept == sorted(set(kept))
+        newest = kept[-min(15, len(kept)) :]
+        assert newest == list(range(newest[0], step + 1))
+    kept = steps_in(tmp_path / "s.jsonl")
+    assert kept[0] == 1  # the beginning is never lost
+    gaps = [b - a for a, b in zip(kept, kept[1:], strict=False)]
+    assert gaps[0] > gaps[-1] == 1  # coarser and coarser into the past
+    assert sum(gaps[: len(gaps) // 2]) > sum(gaps[len(gaps) // 2 :])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(8, 60), st.integers(0, 60), st.integers(1, 7))
+def test_alarms_are_dropped_last_and_the_bound_holds(keep, alarms, every):
+    alarm = {"alarms": [{"text": "!"}]}
+    entries = [{"step": k, **(alarm if k % every == 0 and k < alarms else {})} for k in range(keep)]
+    left = thinned(entries, keep)
+    assert len(left) <= 7 * keep / 8 or len(left) <= keep - keep // 4
+    assert left[-(keep - keep // 2) :] == entries[keep // 2 :]
+    raised = [e for e in entries if "alarms" in e]
+    if len(raised) <= keep // 8:
+        assert all(e in left for e in raised)
+
+
+def test_a_line_is_json_with_five_digits_and_no_nan(tmp_path):
+    watched_run(small_uvit(), 8, out=tmp_path / "s.jsonl")
+    lines = (tmp_path / "s.jsonl").read_text().splitlines()
+
+    def forbid(value):
+        raise AssertionError(value)
+
+    entries = [json.loads(line, parse_constant=forbid) for line in lines]
+    assert entries[0]["format"] == 1
+    for value in entries[-1]["probe"]["backbone"]:
+        assert len(f"{value:.10g}".replace(".", "").replace("-", "").lstrip("0")) <= 5
+    assert max(map(len, lines)) < 4000
+
+
+@given(st.floats(-1e300, 1e300) | st.sampled_from([float("nan"), float("inf"), -float("inf")]))
+def test_numbers_keep_five_digits(value):
+    kept = number(value)
+    if kept is None:
+        assert value != value or value in (float("inf"), -float("inf"))
+    else:
+        assert kept == pytest.approx(value, rel=5.1e-5)
+
+
+def test_lists_are_rounded_one_by_one():
+    assert rounded(torch.tensor([1.234567, float("nan"), float("inf")])) == [1.2346, None, None]
+
+
+# ----------------------------------------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize("stop", [4, 6, 12])
+def test_a_resumed_loop_writes_what_the_uninterrupted_one_writes(tmp_path, stop):
+    whole = small_uvit()
+    train(whole, 16, StabilityMonitor(whole, batch(0)[:2], every=2, window=6, out=tmp_path / "whole.jsonl"))
+    net = small_uvit()
+    for start, steps in ((1, stop), (stop + 1, 16 - stop)):
+        monitor = StabilityMonitor(net, batch(0)[:2], every=2, window=6, out=tmp_path / "parts.jsonl")
+        train(net, steps, monitor, start=start)
+    expected, parts = (read_stability(tmp_path / f"{name}.jsonl").entries for name in ("whole", "parts"))
+    assert parts == expected
+
+
+def test_going_back_drops_what_is_later(tmp_path):
+    path = tmp_path / "s.jsonl"
+    net = small_uvit()
+    train(net, 12, StabilityMonitor(net, batch(0)[:2], every=2, out=path))
+    train(net, 4, StabilityMonitor(net, batch(0)[:2], every=2, out=path), start=7)
+    assert steps_in(path) == [2, 4, 6, 8, 10]
+    train(net, 2, StabilityMonitor(net, batch(0)[:2], every=2, out=path))
+    assert steps_in(path) == [2]
+
+
+def test_a_torn_last_line_is_dropped(tmp_path):
+    path = tmp_path / "s.jsonl"
+    net = small_uvit()
+    train(net, 4, StabilityMonitor(net, batch(0)[:2], every=2, out=path))
+    with open(path, "a") as file:
+        file.write('{"step": 6, "pro')
+    assert steps_in(path) == [2, 4]
+    train(net, 2, StabilityMonitor(net, batch(0)[:2], every=2, out=path), start=7)
+    assert steps_in(path) == [2, 4, 8]
+
+
+def test_another_network_s_log_is_not_continued(tmp_path):
+    path = tmp_path / "s.jsonl"
+    net, other = small_uvit(), small_uvit(depth=4)
+    train(net, 2, StabilityMonitor(net, batch(0)[:2], every=2, out=path))
+    before = path.read_text()
+    with pytest.raises(ScaleLongError, match=r"another network or monitor \(skips differs\)"):
+        train(other, 2, StabilityMonitor(other, batch(0)[:2], every=2, out=path))
+    assert path.read_text() == before
+
+
+def test_something_else_is_not_overwritten(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2}\n')
+    net = small_uvit()
+    with pytest.raises(ScaleLongError, match="not a stability log"):
+        train(net, 1, StabilityMonitor(net, batch(0)[:2], every=1, out=path))
+    with pytest.raises(ScaleLongError, match="no header"):
+        read_stability(path)
+    with pytest.raises(ScaleLongError, match="cannot be read"):
+        read_stability(tmp_path / "absent.jsonl")
+
+
+def test_another_interval_may_continue(tmp_path):
+    path = tmp_path / "s.jsonl"
+    net = small_uvit()
+    train(net, 4, StabilityMonitor(net, batch(0)[:2], every=2, out=path))
+    train(net, 4, StabilityMonitor(net, batch(0)[:2], every=4, out=path), start=5)
+    log = read_stability(path)
+    assert [e["step"] for e in log.entries] == [2, 4, 8]
+    assert log.header["every"] == 4

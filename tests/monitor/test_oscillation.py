@@ -1,0 +1,90 @@
+"""Oscillation as ruled: the standard deviation of step-to-step differences of a norm's logarithm."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalelong.monitor.oscillation import Window, log, oscillation, spread, typical
+
+norms = st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=40)
+
+
+@given(norms)
+def test_it_is_numpy_s_spread_of_differences_of_logarithms(values):
+    assert oscillation(values) == pytest.approx(np.std(np.diff(np.log(values))), rel=1e-9, abs=1e-12)
+
+
+@given(norms, st.floats(1e-3, 1e3))
+def test_it_does_not_depend_on_the_unit(values, factor):
+    assert oscillation([factor * v for v in values]) == pytest.approx(oscillation(values), abs=1e-9)
+
+
+def test_steady_growth_does_not_oscillate():
+    assert oscillation([1.1**k for k in range(20)]) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_zigzag_has_the_size_of_its_jumps():
+    assert oscillation([1.0, math.e] * 10 + [1.0]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0], [1.0, None, 2.0, None, 3.0], [0.0, 0.0, 0.0, 0.0]])
+def test_fewer_than_two_differences_have_no_spread(values):
+    assert oscillation(values) is None
+
+
+@pytest.mark.parametrize("hole", [None, math.nan, math.inf, 0.0])
+def test_a_step_without_a_norm_leaves_out_its_two_differences(hole):
+    values = [1.0, 2.0, 3.0, hole, 5.0, 8.0, 9.0]
+    differences = [math.log(2), math.log(3 / 2), math.log(8 / 5), math.log(9 / 8)]
+    assert oscillation(values) == pytest.approx(np.std(differences))
+
+
+def test_points_are_told_apart():
+    rows = torch.tensor([[0.1, 1.0], [0.2, math.nan], [0.3, 3.0]], dtype=torch.float64)
+    assert spread(rows).tolist() == pytest.approx([np.std([0.1, 0.2, 0.3]), np.std([1.0, 3.0])])
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 10), st.integers(2, 30))
+def test_the_window_forgets(length, count):
+    rows = torch.randn(count, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
+    window = Window(length)
+    for row in rows:
+        window.add(row)
+    expected = rows[-length:].std(0, correction=0)
+    assert torch.allclose(window.oscillation(), expected)
+
+
+def test_halves_wait_for_enough_looks():
+    window = Window(8)
+    for k in range(4):
+        window.add(torch.tensor([0.1 * (-1) ** k]))
+    assert window.halves(3) is None
+    for k in range(4):
+        window.add(torch.tensor([0.4 * (-1) ** k]))
+    older, newer = window.halves(3)
+    assert (float(spread(older)), float(spread(newer))) == pytest.approx((0.1, 0.4))
+
+
+def test_a_single_jump_does_not_lift_what_is_typical():
+    calm = torch.tensor([[0.01 * (-1) ** k] for k in range(20)])
+    jump = calm.clone()
+    jump[7] = 0.5
+    assert float(spread(jump)) > 5 * float(spread(calm))
+    assert float(typical(jump)) < 1.5 * float(typical(calm))
+
+
+def test_zero_has_no_logarithm():
+    assert all(math.isnan(log(norm)) for norm in (0.0, -1.0, math.inf, math.nan))
+    assert log(math.e) == pytest.approx(1.0)
+
+
+def test_a_window_says_when_nothing_in_it_has_changed():
+    window, row = Window(2), torch.ones(1)
+    said = [window.add(differences) for differences in (None, row, None, None, None, torch.full((1,), math.nan))]
+    assert said == [False, True, False, True, False, False]
+    assert window.oscillation() is None

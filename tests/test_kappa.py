@@ -1,0 +1,383 @@
+"""κ from data: the distribution against noise drawn pixel by pixel, the range against a root finder, the edges."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDPMScheduler
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate, optimize, stats
+
+import scalelong
+from scalelong import ConstantScaling, NoScaling, ScaleLongError, UniformScaling
+from scalelong.kappa import choose_kappa, estimate_kappa, kappa_notices
+from scalelong.ratios import histogram, sample_ratios
+
+
+def some_images(n=64, size=8, seed=0):
+    """Smooth grey-to-colour images, uint8 (n, h, w, c)."""
+    rng = np.random.default_rng(seed)
+    base = rng.uniform(0, 255, (n, 1, 1, 3))
+    return np.clip(base + rng.normal(0, 40, (n, size, size, 3)), 0, 255).astype(np.uint8)
+
+
+def drawn_ratios(images, samples, seed=0):
+    """‖ε‖²/‖x_t‖² the long way: diffusers' schedule, and noise for every pixel."""
+    rng = np.random.default_rng(seed)
+    alpha_bar = DDPMScheduler(1000, beta_start=1e-4, beta_end=0.02, beta_schedule="linear").alphas_cumprod.numpy()
+    x_0 = (images.reshape(len(images), -1) / 127.5 - 1)[rng.integers(len(images), size=samples)]
+    a = alpha_bar[rng.integers(1000, size=(samples, 1))]
+    eps = rng.normal(size=x_0.shape)
+    x_t = np.sqrt(a) * x_0 + np.sqrt(1 - a) * eps
+    return (eps**2).sum(1) / (x_t**2).sum(1), (x_t**2).sum(1) / x_0.shape[1]
+
+
+# ----------------------------------------------------------------------------------------- distribution
+
+
+def test_the_distribution_is_that_of_noise_drawn_pixel_by_pixel():
+    images = some_images()
+    ratio, input_norm = drawn_ratios(images, 20_000)
+    found = sample_ratios(images, "ddpm", samples=20_000, seed=1, latents=False)
+    # Kolmogorov–Smirnov at 20,000 a side: a statistic of 0.0195 has a p-value of 0.001
+    assert stats.ks_2samp(found.ratio.numpy(), ratio).statistic < 0.0195
+    assert stats.ks_2samp(found.input_norm.numpy(), input_norm).statistic < 0.0195
+    error = ratio.std() / math.sqrt(len(ratio))
+    assert float(found.ratio.mean()) == pytest.approx(ratio.mean(), abs=5 * error)
+
+
+def test_mean_share_and_quantiles_are_those_of_the_samples():
+    images = some_images()
+    ratio = sample_ratios(images, "ddpm", samples=5_000, seed=0, latents=False).ratio.numpy()
+    found = estimate_kappa(images, num_skips=6, samples=5_000)
+    assert found.mean_ratio == pytest.approx(ratio.mean())
+    assert found.share_below_5 == pytest.approx((ratio < 5).mean())
+    for level, value in found.quantiles.items():
+        assert value == pytest.approx(np.quantile(ratio, level))
+
+
+def test_the_histogram_holds_every_sample_and_agrees_with_numpy():
+    found = estimate_kappa(some_images(), num_skips=6, samples=5_000)
+    ratio = sample_ratios(some_images(), "ddpm", samples=5_000, seed=0, latents=False).ratio.numpy()
+    counts, _ = np.histogram(ratio, np.array(found.histogram.edges))
+    assert found.histogram.counts == tuple(counts)
+    assert sum(found.histogram.counts) + found.histogram.below + found.histogram.above == 5_000
+    assert found.histogram.above == (ratio > 10).sum()
+
+
+@pytest.mark.parametrize("as_float", [False, True])
+def test_the_pixel_histogram_agrees_with_numpy(as_float):
+    images = some_images(n=16)
+    x = images / 127.5 - 1
+    given_ = torch.tensor(x, dtype=torch.float32).permute(0, 3, 1, 2) if as_float else images
+    found = estimate_kappa(given_, num_skips=6, samples=100).pixel_histogram
+    values = given_.numpy().ravel()[::16] if as_float else x.ravel()
+    counts, _ = np.histogram(values, np.linspace(-1, 1, 65))
+    assert found.counts == tuple(counts)
+
+
+def test_lemma_3_2_on_uniform_pixels():
+    """E‖x_t‖²/m = 1 − 2E ᾱ/3 = 0.816 with E ᾱ = 0.2755 for DDPM; the paper rounds it to 0.27."""
+    uniform = torch.rand(4_000, 3, 8, 8) * 2 - 1
+    found = estimate_kappa(uniform, num_skips=6, samples=20_000)
+    alpha_bar = DDPMScheduler(1000, beta_start=1e-4, beta_end=0.02, beta_schedule="linear").alphas_cumprod
+    assert found.mean_alpha_bar == pytest.approx(float(alpha_bar.mean()), rel=1e-3)
+    assert found.mean_alpha_bar == pytest.approx(0.27, abs=0.01)
+    assert found.lemma_input_norm == pytest.approx(1 - 2 * found.mean_alpha_bar / 3)
+    assert found.mean_input_norm == pytest.approx(found.lemma_input_norm, rel=5e-3)
+    assert found.data_input_norm == pytest.approx(found.lemma_input_norm, rel=5e-3)
+
+
+def test_the_paper_s_1_22_is_the_ratio_of_means_for_uniform_pixels():
+    uniform = torch.rand(4_000, 3, 32, 32) * 2 - 1
+    found = estimate_kappa(uniform, num_skips=6, samples=4_000)
+    assert found.ratio_of_means == pytest.approx(1.22, abs=0.01)
+    assert found.mean_ratio > found.ratio_of_means  # Jensen
+    # in high dimension ‖x_t‖²/m is ᾱ/3 + 1 − ᾱ, so the mean of the ratio is E 1/(1 − 2ᾱ/3)
+    alpha_bar = DDPMScheduler(1000, beta_start=1e-4, beta_end=0.02, beta_schedule="linear").alphas_cumprod.double()
+    assert found.mean_ratio == pytest.approx(float((1 / (1 - 2 * alpha_bar / 3)).mean()), rel=5e-3)
+
+
+def test_every_process_has_its_own_mean():
+    """For pixels ±1 the ratio in high dimension is 1 at every time; for pixels 0.1 it is 1/(1 − 0.99ᾱ)."""
+    images = torch.full((10, 3, 32, 32), 0.1)
+    images[..., 0] = -0.1
+    for process, alpha_bar in {
+        "vp": lambda t: math.exp(-0.1 * t - 0.5 * 19.9 * t * t),
+        "ddpm": None,
+        "sd": None,
+    }.items():
+        found = estimate_kappa(images, 6, process=process, samples=20_000)
+        if alpha_bar is not None:
+            expected, _ = integrate.quad(lambda t, a=alpha_bar: 1 / (1 - 0.99 * a(t)), 0, 1)
+        else:
+            betas = {"ddpm": np.linspace(1e-4, 0.02, 1000), "sd": np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2}
+            expected = (1 / (1 - 0.99 * np.cumprod(1 - betas[process]))).mean()
+        assert found.mean_ratio == pytest.approx(expected, rel=0.02)
+
+
+def test_a_scheduler_s_own_values_of_alpha_bar_may_be_given():
+    images = some_images()
+    alpha_bar = DDPMScheduler(1000, beta_start=1e-4, beta_end=0.02, beta_schedule="linear").alphas_cumprod
+    by_name, by_value = (estimate_kappa(images, 6, process=p, samples=5_000) for p in ("ddpm", alpha_bar))
+    assert by_value.mean_ratio == pytest.approx(by_name.mean_ratio, rel=1e-4)
+    assert by_value.process == "given ᾱ"
+
+
+def test_a_single_timestep_is_enough():
+    found = estimate_kappa(torch.full((4, 3, 16, 16), 0.5) * torch.randn(4, 3, 16, 16).sign(), 6, process=[0.5])
+    assert found.mean_ratio == pytest.approx(1 / (0.5 * 0.25 + 0.5), rel=0.01)
+    assert found.mean_alpha_bar == 0.5
+
+
+def test_the_same_seed_gives_the_same_estimate_and_leaves_the_global_random_state():
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    first, second, other = (estimate_kappa(some_images(), 6, samples=500, seed=s) for s in (0, 0, 1))
+    assert first == second
+    assert first.mean_ratio != other.mean_ratio
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_layout_and_kind_of_array_do_not_matter(tmp_path):
+    images = some_images()
+    np.save(tmp_path / "images.npy", images)
+    stored = np.load(tmp_path / "images.npy", mmap_mode="r")  # read-only, as prepared data are
+    as_float = torch.tensor(images).permute(0, 3, 1, 2) / 127.5 - 1
+    means = [estimate_kappa(x, 6, samples=500).mean_ratio for x in (images, torch.tensor(images), stored)]
+    floats = [estimate_kappa(x, 6, samples=500).mean_ratio for x in (as_float, as_float.numpy(), as_float.double())]
+    assert means[0] == means[1] == means[2]
+    assert floats == pytest.approx([means[0]] * 3, rel=1e-6)
+
+
+def test_more_images_than_samples_are_sampled_from_all_of_them():
+    dark, bright = torch.full((500, 1, 8, 8), 0.01), torch.full((500, 1, 8, 8), 1.0)
+    dark[..., 0], bright[..., 0] = -0.01, -1.0
+    found = estimate_kappa(torch.cat([dark, bright]), 6, samples=200)
+    assert found.pixel_second_moment == pytest.approx(0.5, abs=0.1)
+    assert found.num_images == 1000
+
+
+# ------------------------------------------------------------------------------------------------ range
+
+
+@given(mean=st.floats(1.0, 4.99), n=st.integers(5, 50))
+def test_the_range_solves_the_sums_as_scipy_does(mean, n):
+    low, high, recommended, _ = choose_kappa(mean, n)
+
+    def solve(total):
+        return optimize.brentq(lambda k: sum(k ** (2 * i) for i in range(n)) - total, 0, 1)
+
+    assert low == pytest.approx(solve(mean), abs=1e-7)
+    assert high == pytest.approx(solve(5.0), abs=1e-7)
+    assert low <= recommended <= high
+
+
+def test_the_paper_s_range_comes_out_for_its_mean_and_its_networks():
+    """Section 4.1: a mean of 1.22 and U-ViT's and the U-Net's N give κ in about [0.5, 0.95]."""
+    lows, highs = zip(*(choose_kappa(1.22, n)[:2] for n in (6, 8, 10, 12)), strict=True)
+    assert min(lows) == pytest.approx(0.5, abs=0.08)
+    assert max(highs) == pytest.approx(0.95, abs=0.02)
+
+
+def test_the_recommended_sum_is_the_geometric_middle():
+    for n in (6, 8, 12):
+        recommended = choose_kappa(1.5, n)[2]
+        total = sum(recommended ** (2 * i) for i in range(n))
+        assert total == pytest.approx(math.sqrt(1.5 * 5), rel=0.03)  # two decimals of kappa
+
+
+@pytest.mark.parametrize("n", range(2, 31))
+def test_the_recommended_kappa_never_cuts_a_skip_that_the_range_can_keep(n):
+    for mean in (0.9, 1.2, 2.0, 4.0):
+        low, high, recommended, reason = choose_kappa(mean, n)
+        assert low <= recommended <= high
+        assert recommended ** (n - 1) >= 0.01
+        assert reason
+
+
+def test_many_skips_raise_kappa_and_the_reason_says_so():
+    low, high, recommended, reason = choose_kappa(1.2, 30)
+    assert recommended == pytest.approx(0.86)
+    assert low < recommended < high
+    assert "raised" in reason
+
+
+def test_one_skip_leaves_nothing_to_choose():
+    found = estimate_kappa(some_images(), num_skips=1, samples=500)
+    assert (found.low, found.high, found.recommended) == (1.0, 1.0, 1.0)
+    assert "one long skip" in found.reason
+
+
+def test_a_mean_above_the_cap_is_said_clearly():
+    low, high, recommended, reason = choose_kappa(7.0, 8)
+    assert low == high == recommended
+    assert sum(high ** (2 * i) for i in range(8)) == pytest.approx(5.0)
+    assert "7.00 lies above the paper's bound of 5" in reason
+    low, high, recommended, reason = choose_kappa(3.0, 2)
+    assert (low, high, recommended) == (1.0, 1.0, 1.0)
+    assert "above what 2 long skips can give" in reason
+
+
+def test_a_mean_below_one_allows_every_kappa():
+    low, high, recommended, reason = choose_kappa(0.8, 6)
+    assert low == 0.0
+    assert 0 < recommended < high
+    assert "any kappa" in reason
+
+
+# ------------------------------------------------------------------------------------------------- edges
+
+
+def test_images_of_zeros_have_a_mean_far_above_the_cap():
+    found = estimate_kappa(torch.zeros(3, 1, 8, 8), num_skips=6, samples=2_000)
+    alpha_bar = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))
+    assert found.mean_ratio == pytest.approx((1 / (1 - alpha_bar)).mean(), rel=0.1)
+    assert found.low == found.high == found.recommended
+    assert "above" in found.reason
+    assert "constant" in found.notices[0].text
+
+
+def test_zero_images_without_noise_are_infinite_but_do_not_fail():
+    found = estimate_kappa(torch.zeros(3, 1, 8, 8), num_skips=6, process=[1.0], samples=100)
+    assert found.mean_ratio == math.inf
+    assert found.recommended == found.high < 1
+    assert any("exactly zero" in str(notice) for notice in found.notices)
+    assert found.histogram.above == 100
+
+
+def test_constant_images_are_pointed_out():
+    found = estimate_kappa(torch.full((3, 1, 8, 8), -0.5), num_skips=6, samples=500)
+    assert any(notice.level == "warning" and "constant" in notice.text for notice in found.notices)
+    assert math.isfinite(found.mean_ratio)
+
+
+def test_images_in_0_1_are_pointed_out():
+    found = estimate_kappa(torch.rand(3, 1, 8, 8), num_skips=6, samples=500)
+    assert any("2x − 1" in str(notice) for notice in found.notices)
+    assert not estimate_kappa(torch.rand(3, 1, 8, 8) * 2 - 1, num_skips=6, samples=500).notices
+
+
+def test_a_single_pixel_is_an_image():
+    found = estimate_kappa(torch.full((1, 1, 1, 1), 0.5), num_skips=3, process=[0.0], samples=100)
+    assert found.mean_ratio == pytest.approx(1.0)
+
+
+def test_latents_may_leave_the_unit_range():
+    latents = torch.randn(20, 4, 8, 8) * 3
+    with pytest.raises(ScaleLongError, match=r"latents=True"):
+        estimate_kappa(latents, num_skips=6)
+    assert estimate_kappa(latents, num_skips=6, latents=True, samples=500).mean_ratio < 1
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.full((2, 1, 8, 8), math.nan), "NaN"),
+        (torch.full((2, 1, 8, 8), math.inf), "infinite"),
+        (torch.zeros(0, 1, 8, 8), "no images"),
+        (torch.zeros(8, 8, 3), r"images\[None\]"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.int64), "int64"),
+        ([[1, 2]], "list"),
+        (torch.full((2, 1, 8, 8), 255.0), r"\[-1, 1\]"),
+    ],
+)
+def test_what_is_not_an_image_is_named(images, message):
+    with pytest.raises(ScaleLongError, match=message):
+        estimate_kappa(images, num_skips=6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_skips": 0}, "num_skips is 0"),
+        ({"num_skips": 2.5}, "num_skips is 2.5"),
+        ({"num_skips": 6, "samples": 0}, "samples is 0"),
+        ({"num_skips": 6, "process": "dppm"}, "did you mean 'ddpm'"),
+        ({"num_skips": 6, "process": [1.5]}, "between 0 and 1"),
+        ({"num_skips": 6, "process": []}, "between 0 and 1"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ScaleLongError, match=message):
+        estimate_kappa(some_images(), **options)
+
+
+def test_the_estimate_is_json_ready():
+    found = estimate_kappa(some_images(), num_skips=6, samples=500)
+    read = json.loads(json.dumps(found.to_dict()))
+    assert read["recommended"] == found.recommended
+    assert read["quantiles"]["0.5"] == pytest.approx(found.quantiles[0.5])
+    assert read["recommended_sum"] == pytest.approx(found.sum_at(found.recommended))
+
+
+def test_histogram_counts_what_lies_outside():
+    found = histogram(torch.tensor([-1.0, 0.0, 0.5, 1.0, 2.0, math.inf]), 0.0, 1.0, 2)
+    assert (found.below, found.counts, found.above) == (1, (1, 2), 2)
+
+
+def test_the_base_install_is_enough():
+    """torch alone: numpy and everything that the extras bring are made impossible to import."""
+    script = """
+import sys
+for name in ("numpy", "diffusers", "accelerate", "rich", "typer", "matplotlib", "sklearn", "PIL", "scipy"):
+    sys.modules[name] = None
+import torch, scalelong
+images = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+for process in ("ddpm", "vp", "sd"):
+    print(scalelong.estimate_kappa(images, num_skips=6, process=process, samples=500).recommended)
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    images = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    expected = [estimate_kappa(images, 6, process=p, samples=500).recommended for p in ("ddpm", "vp", "sd")]
+    assert [float(line) for line in run.stdout.split()] == expected
+
+
+@pytest.mark.slow
+def test_real_cifar10_agrees_with_noise_drawn_pixel_by_pixel():
+    """The paper: more than 97 % of the ratios lie below 5."""
+    from scalelong.data import load
+
+    images = load("cifar10", split="train").images
+    found = estimate_kappa(images, num_skips=6)
+    ratio, input_norm = drawn_ratios(np.asarray(images[::5]), 20_000)
+    assert found.mean_ratio == pytest.approx(ratio.mean(), abs=5 * ratio.std() / math.sqrt(len(ratio)))
+    assert found.mean_input_norm == pytest.approx(input_norm.mean(), rel=0.01)
+    assert found.share_below_5 > 0.97
+    assert found.mean_ratio == pytest.approx(1.60, abs=0.03)
+    assert found.ratio_of_means == pytest.approx(1.26, abs=0.01)
+
+
+def test_the_package_offers_it():
+    assert scalelong.estimate_kappa is estimate_kappa
+
+
+# ---------------------------------------------------------------------------------------------- notices
+
+
+def test_a_sum_within_the_range_says_nothing():
+    assert kappa_notices(ConstantScaling(0.7).coefficients(6), kappa=0.7) == []
+    assert kappa_notices((1.0,)) == []  # one skip, unscaled
+    assert kappa_notices(NoScaling().coefficients(4)) == []
+
+
+def test_a_sum_outside_the_range_is_information():
+    (above,) = kappa_notices(NoScaling().coefficients(12))
+    assert (above.level, "12.00 is above 5" in str(above)) == ("info", True)
+    (below,) = kappa_notices(UniformScaling(0.3).coefficients(6))
+    assert (below.level, "0.54 is below the paper's mean ratio 1.22" in str(below)) == ("info", True)
+    (below,) = kappa_notices(ConstantScaling(0.5).coefficients(6), kappa=0.5, mean_ratio=2.0)
+    assert "1.33 is below the data's mean ratio 2.00" in str(below)
+
+
+def test_a_skip_that_is_all_but_cut_is_a_warning():
+    (warning,) = kappa_notices(ConstantScaling(0.5).coefficients(12), kappa=0.5)
+    assert warning.level == "warning"
+    assert "0.00049" in str(warning)
+    assert "0.66 up" in str(warning)
+    assert round(0.01 ** (1 / 11), 2) == 0.66
