@@ -20,7 +20,7 @@ from scalelong.runs.config import Config
 from scalelong.training.examples import Facts
 
 if TYPE_CHECKING:
-    from scalelong.integrations.pipeline import ScaleLongPipeline
+    from scalelong.models.pipeline import ScaleLongPipeline
 
 CONFIG = "config.json"
 STEP = "step.json"  # which step the network in model/ is of
@@ -196,7 +196,7 @@ class TrainedRun:
 
     def pipeline(self) -> ScaleLongPipeline:
         """The network as a diffusers pipeline."""
-        from scalelong.integrations.pipeline import ScaleLongPipeline
+        from scalelong.models.pipeline import ScaleLongPipeline
 
         return ScaleLongPipeline.of(self.net, self.config.diffusion.process, self.facts.null_y)
 
