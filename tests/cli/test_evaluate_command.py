@@ -13,19 +13,17 @@ from small_pictures import pictures, write_pictures
 
 from scalelong import ScaleLongError
 from scalelong.cli import main
-from scalelong.evaluation.efficientnet import EFFICIENTNET_LITE0
 from scalelong.evaluation.inception_weights import INCEPTION
 from scalelong.evaluation.weights import load_weights
 
 # Few images are enough here, and the warning about them is looked for where it matters.
 pytestmark = pytest.mark.filterwarnings("always::scalelong.errors.EvaluationWarning")
-CHEAP = ["--extractor", "efficientnet-lite0"]
+CHEAP = ["--extractor", "pixels"]
 
 
 @pytest.fixture(autouse=True)
 def _weights():
     try:
-        load_weights(EFFICIENTNET_LITE0)
         load_weights(INCEPTION)
     except ScaleLongError as reason:
         pytest.skip(str(reason))
@@ -89,7 +87,7 @@ def test_the_table_holds_the_card_and_out_writes_it(capsys, folders, tmp_path):
     target = tmp_path / "evaluation.json"
     code, out, _ = run(capsys, "evaluate", "--images", one, "--reference", two, *CHEAP, "--out", target)
     assert code == 0
-    for word in ("not FID", "KID", "efficientnet-lite0", "resize", "versions", "one, 12×12×3", "two, 8 images"):
+    for word in ("not FID", "KID", "8×8 pixels", "resize", "versions", "one, 12×12×3", "two, 8 images"):
         assert word in out
     assert json.loads(target.read_text())["fid"] is None
 

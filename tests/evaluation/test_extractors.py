@@ -1,4 +1,4 @@
-"""Extractors: Inception against torch-fidelity on the same weights, Lite0 against TensorFlow's rules, own networks."""
+"""Extractors: Inception against torch-fidelity on the same weights, and any network of the user's."""
 
 import hashlib
 import io
@@ -15,7 +15,6 @@ from torch import nn
 from scalelong import ScaleLongError
 from scalelong.evaluation import FeatureExtractor, ModuleExtractor, build_extractor
 from scalelong.evaluation import weights as weights_module
-from scalelong.evaluation.efficientnet import EFFICIENTNET_LITE0, EfficientNetLite0
 from scalelong.evaluation.extractors import InceptionExtractor, rgb
 from scalelong.evaluation.inception_weights import INCEPTION
 from scalelong.evaluation.torchscript import read_torchscript
@@ -98,59 +97,6 @@ def test_grey_is_three_equal_channels(inception):
         assert torch.equal(inception(grey), inception(grey.repeat(1, 1, 1, 3)))
     with pytest.raises(ScaleLongError, match="4 channels"):
         rgb(torch.zeros(1, 8, 8, 4, dtype=torch.uint8))
-
-
-def lite0_by_definition(tensors, x):
-    """EfficientNet-Lite0 written down again from its table, unfolded, with TensorFlow's SAME padding in full."""
-
-    def same(x, weight, stride, groups=1):
-        k, (h, w) = weight.shape[-1], x.shape[-2:]
-        down = max(0, (-(-h // stride) - 1) * stride + k - h)
-        across = max(0, (-(-w // stride) - 1) * stride + k - w)
-        x = nn.functional.pad(x, (across // 2, across - across // 2, down // 2, down - down // 2))
-        return nn.functional.conv2d(x, weight, None, stride, groups=groups)
-
-    def norm(x, name):
-        parts = (tensors[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
-        return nn.functional.batch_norm(x, *parts, eps=1e-3)
-
-    x = nn.functional.relu6(norm(same(x, tensors["_conv_stem.weight"], 2), "_bn0"))
-    # expansion, channels, repeats, stride, kernel: Table 1 of Tan & Le (2019), without squeeze-and-excitation
-    table = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3)]
-    table += [(6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)]
-    number = 0
-    for expansion, channels, repeats, first_stride, kernel in table:
-        for repeat in range(repeats):
-            name, stride, before = f"_blocks.{number}", first_stride if repeat == 0 else 1, x
-            if expansion != 1:
-                x = nn.functional.relu6(norm(same(x, tensors[f"{name}._expand_conv.weight"], 1), f"{name}._bn0"))
-            depthwise = tensors[f"{name}._depthwise_conv.weight"]
-            assert depthwise.shape[-1] == kernel
-            x = nn.functional.relu6(norm(same(x, depthwise, stride, len(depthwise)), f"{name}._bn1"))
-            x = norm(same(x, tensors[f"{name}._project_conv.weight"], 1), f"{name}._bn2")
-            assert x.shape[1] == channels
-            x = x + before if stride == 1 and x.shape == before.shape else x
-            number += 1
-    return nn.functional.relu6(norm(same(x, tensors["_conv_head.weight"], 1), "_bn1")).mean((2, 3))
-
-
-def test_lite0_is_its_definition():
-    tensors = obtainable(EFFICIENTNET_LITE0).tensors
-    x = images(2, 224).permute(0, 3, 1, 2).float() / 128 - 1
-    with torch.inference_mode():
-        expected = lite0_by_definition(tensors, x)
-        found = EfficientNetLite0(tensors)(x)
-    assert found.shape == (2, 1280)
-    assert float(expected.max()) > 1
-    assert float((found - expected).abs().max()) < 1e-4
-
-
-def test_lite0_is_labelled_as_not_fid():
-    obtainable(EFFICIENTNET_LITE0)
-    extractor = build_extractor("efficientnet-lite0")
-    assert not extractor.is_fid
-    with torch.inference_mode():
-        assert extractor(images(3, 20)).shape == (3, 1280)
 
 
 def test_any_network_is_an_extractor():

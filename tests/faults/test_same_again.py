@@ -11,7 +11,7 @@ OBSERVERS = {
     "the monitor": {"monitor__every": 1},
     "validation": {"validate__every": 1},
     "samples": {"sample__every": 2, "sample__n": 4, "sample__steps": 2},
-    "evaluation": {"evaluate__every": 3, "evaluate__n": 4, "evaluate__extractor": "efficientnet-lite0"},
+    "evaluation": {"evaluate__every": 3, "evaluate__n": 4, "evaluate__extractor": "pixels"},
     "all of them": {
         "monitor__every": 1,
         "validate__every": 1,
@@ -20,7 +20,7 @@ OBSERVERS = {
         "sample__steps": 2,
         "evaluate__every": 3,
         "evaluate__n": 4,
-        "evaluate__extractor": "efficientnet-lite0",
+        "evaluate__extractor": "pixels",
     },
 }
 

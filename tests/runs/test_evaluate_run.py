@@ -8,7 +8,7 @@ from torch import nn
 
 from scalelong.evaluation import Evaluation, ModuleExtractor
 from scalelong.evaluation import extractors as extractors_module
-from scalelong.runs.during import TrainingEvaluation
+from scalelong.runs.evaluate import TrainingEvaluation
 from scalelong.runs.evaluate import evaluate_network, evaluate_run
 from scalelong.training import load_run, override, preset, train
 from scalelong.runs.generate import Request

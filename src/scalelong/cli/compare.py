@@ -35,8 +35,7 @@ def compare(
     distance: Annotated[
         str,
         typer.Option(
-            help="Fréchet distance by: pixels (8×8 means, cheap, not FID), efficientnet-lite0 (not FID), "
-            "inception (FID), none.",
+            help="Fréchet distance by: pixels (8×8 means, cheap, not FID), inception (FID), none.",
             rich_help_panel=MEASURES,
         ),
     ] = "pixels",

@@ -33,7 +33,7 @@ def evaluate(
         int | None, typer.Option("--n", "-n", help="How many images. Default: 10000 of a run, all of a folder.")
     ] = None,
     extractor: Annotated[
-        str, typer.Option(help="inception gives FID; efficientnet-lite0 is cheap, and its distance is not FID.")
+        str, typer.Option(help="inception gives FID; pixels (8×8 means) is cheap, and its distance is not FID.")
     ] = "inception",
     weights: Annotated[Path | None, typer.Option(help="A local file of the extractor's weights.")] = None,
     sampler: Annotated[str | None, typer.Option(help="The sampler. Default: the run's.")] = None,

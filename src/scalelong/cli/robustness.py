@@ -21,9 +21,7 @@ def robustness(
     ] = None,
     images: Annotated[int, typer.Option(help="Held-out images for predictions and losses.")] = 128,
     samples: Annotated[int, typer.Option(help="Samples for each Fréchet distance; 0 leaves it out.")] = 256,
-    extractor: Annotated[
-        str, typer.Option(help="pixels (8×8 means, not FID), efficientnet-lite0 (not FID) or inception (FID).")
-    ] = "pixels",
+    extractor: Annotated[str, typer.Option(help="pixels (8×8 means, not FID) or inception (FID).")] = "pixels",
     bins: Annotated[int, typer.Option(help="Timestep bins.")] = 5,
     points: Annotated[int, typer.Option(help="Inputs a bin for the Lipschitz constant; 0 leaves it out.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the extra noise and the samples.")] = 0,

@@ -16,7 +16,7 @@ def stats(
     split: Annotated[str, typer.Option(help="Which split.")] = "train",
     n: Annotated[int | None, typer.Option("--n", "-n", help="The first so many images. Default: all.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Of the prepared data. Default: the dataset's own.")] = None,
-    extractor: Annotated[str, typer.Option(help="inception (FID) or efficientnet-lite0 (not FID).")] = "inception",
+    extractor: Annotated[str, typer.Option(help="inception (FID) or pixels (8×8 means, not FID).")] = "inception",
     weights: Annotated[Path | None, typer.Option(help="A local file of the extractor's weights.")] = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 50,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; by default the fastest there is.")] = None,

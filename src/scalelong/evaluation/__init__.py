@@ -6,7 +6,6 @@ from scalelong.evaluation.card import Card, Generation
 from scalelong.evaluation.compare import Comparison, Difference, compare
 from scalelong.evaluation.evaluate import Evaluation, as_reference, evaluate_images
 from scalelong.evaluation.extractors import (
-    EfficientNetLite0Extractor,
     FeatureExtractor,
     InceptionExtractor,
     ModuleExtractor,
@@ -30,7 +29,6 @@ __all__ = [
     "Card",
     "Comparison",
     "Difference",
-    "EfficientNetLite0Extractor",
     "Evaluation",
     "FeatureAccumulator",
     "FeatureExtractor",

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from scalelong.evaluation import Evaluation, FeatureExtractor
 
 FILE = "distance.json"  # in the run folder, in evaluation.json's format
-EXTRACTORS = ("pixels", "efficientnet-lite0", "inception")
-SIDE = 8  # `pixels` averages an image to this many a side
+EXTRACTORS = ("pixels", "inception")
 
 
 @dataclass(frozen=True)
@@ -74,20 +73,8 @@ def build(name: str) -> FeatureExtractor:
     from scalelong.evaluation import build_extractor
     from scalelong.runs.generate import best_device
 
-    if name == "pixels":
-        return pixels()
     network: Any = build_extractor(name)
     return network.to(best_device(None))
-
-
-def pixels() -> FeatureExtractor:
-    """Means over an 8×8 raster of the image."""
-    from torch import nn
-
-    from scalelong.evaluation import ModuleExtractor
-
-    network = nn.Sequential(nn.AdaptiveAvgPool2d(SIDE), nn.Flatten())
-    return ModuleExtractor(network, name=f"{SIDE}×{SIDE} pixels", resize=f"averaged to {SIDE}×{SIDE}")
 
 
 def read_distance(folder: Path) -> dict[str, Any] | None:
@@ -117,7 +104,7 @@ def is_measured(folder: Path, spec: DistanceSpec, step: int) -> bool:
         return False
     card = facts["card"]
     made = card.get("generation") or {}
-    name = f"{SIDE}×{SIDE} pixels" if spec.extractor == "pixels" else spec.extractor
+    name = "8×8 pixels" if spec.extractor == "pixels" else spec.extractor
     same_extractor = card.get("extractor") == name or (spec.extractor == "inception" and card.get("metric") == "FID")
     same_evaluations = spec.evaluations is None or made.get("evaluations") == spec.evaluations
     return bool(same_extractor and same_evaluations and card.get("n") == spec.n and made.get("step") == step)

@@ -153,7 +153,7 @@ class _Observers:
             self._grid(1)  # what is wrong with the settings of sampling is said now, not after hours of training
         self.evaluation = None
         if config.evaluate.every:
-            from scalelong.runs.during import TrainingEvaluation
+            from scalelong.runs.evaluate import TrainingEvaluation
 
             with display.paused():  # the reference's statistics take a while the first time
                 self.evaluation = TrainingEvaluation(config, run.folder, trainer.accelerator.device)
