@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from scalelong.bench import sections
 from scalelong.bench.figures import Figure, machine
 from scalelong.bench.growth import Growth, measure_growth
 from scalelong.bench.processes import processes
 
-from scalelong.bench import sections
 from scalelong.errors import unknown
 from scalelong.progress import track
 
