@@ -8,7 +8,7 @@ from matplotlib import image
 
 from scalelong.cli import main
 from scalelong.kappa import estimate_kappa
-from scalelong.report.kappa_figure import draw_kappa
+from scalelong.report.figures import draw_kappa
 
 
 def run(capsys, *arguments):

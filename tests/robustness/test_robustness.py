@@ -10,7 +10,7 @@ from torch import nn
 from scalelong import ConstantScaling, LearnableScaling, ScaleLongError, StackedUNet, UniformScaling
 from scalelong.experiments.robustness import FILE, Perturbed, measure_run
 from scalelong.process import get_process
-from scalelong.report.robustness_figure import draw_robustness
+from scalelong.report.figures import draw_robustness
 from scalelong.robustness.local_lipschitz import local_lipschitz
 from scalelong.robustness.sensitivity import measure_sensitivity
 from scalelong.theory.bounds import robustness as bound_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scalelong import ConstantScaling, ScaleLongError
-from scalelong.report.theory_figure import draw_theory, save_theory
+from scalelong.report.figures import draw_theory, save_figure
 from scalelong.theory import Shape, four_scalings, measure_theory
 from scalelong.theory.bounds import sum_of_squares
 from scalelong.theory.meanfield import log_feature_path_sum
@@ -189,7 +189,7 @@ def test_the_figure_shows_the_report_s_numbers(report):
 
 
 def test_the_figure_is_written_in_the_format_of_its_name(report, tmp_path):
-    save_theory(report, tmp_path / "theory.svg")
+    save_figure(draw_theory(report), tmp_path / "theory.svg")
     assert "<svg" in (tmp_path / "theory.svg").read_text()
 
 

@@ -43,9 +43,9 @@ def kappa(
     images = load(data, split="train", image_size=image_size).images
     estimate = estimate_kappa(images, num_skips=skips, process=process, samples=samples, seed=seed)
     if figure is not None:
-        from scalelong.report.kappa_figure import save_kappa
+        from scalelong.report.figures import draw_kappa, save_figure
 
-        save_kappa(estimate, data, figure)
+        save_figure(draw_kappa(estimate, data), figure)
     if json:
         typer.echo(json_module.dumps({"data": data, **estimate.to_dict()}))
         return

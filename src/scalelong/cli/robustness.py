@@ -52,9 +52,9 @@ def robustness(
     )  # fmt: skip
     save(result, trained.run.folder / FILE)
     if out is not None:
-        from scalelong.report.robustness_figure import save_robustness
+        from scalelong.report.figures import draw_robustness, save_figure
 
-        save_robustness(result, out)
+        save_figure(draw_robustness(result), out)
     if json:
         typer.echo(json_module.dumps(result.to_dict(), ensure_ascii=False))
     else:

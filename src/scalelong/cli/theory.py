@@ -44,9 +44,9 @@ def theory(
     report = measure_theory(seeds=seeds, width=width, skips=skips, depth=depth, kappa=kappa)
     found = verdicts(report)
     if out is not None:
-        from scalelong.report.theory_figure import save_theory
+        from scalelong.report.figures import draw_theory, save_figure
 
-        save_theory(report, out)
+        save_figure(draw_theory(report), out)
     if json:
         typer.echo(json_module.dumps(report.to_dict() | {"verdicts": [asdict(verdict) for verdict in found]}))
     else:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelong.errors import require
-from scalelong.files import atomic_file
+from scalelong.report import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,8 +44,6 @@ def log_scale(ax: Axes) -> None:
 
 def save_figure(item: Item, data: dict[str, Any], path: Path) -> None:
     """Draw an item's figure from its data and write a PNG, whole or not at all."""
-    figure_module = require("matplotlib.figure", "train", "figures")
-    figure = figure_module.Figure(figsize=item.size, layout="constrained")
+    figure = figures.new_figure(*item.size)
     item.draw(data, figure)
-    with atomic_file(path) as aside:
-        figure.savefig(aside, dpi=120, format="png", metadata={"Software": None})
+    figures.save_figure(figure, path, dpi=120)

@@ -1,7 +1,12 @@
-"""One self-contained HTML page from run folders."""
+"""Report runs: one self-contained HTML page, and the figures of the commands."""
 
 from __future__ import annotations
 
-from scalelong.report.page import write_report
+from typing import TYPE_CHECKING
 
-__all__ = ["write_report"]
+from scalelong.lazy import lazy
+
+__getattr__, __all__ = lazy(__name__, {"scalelong.report.page": ("write_report",)})
+
+if TYPE_CHECKING:
+    from scalelong.report.page import write_report as write_report
