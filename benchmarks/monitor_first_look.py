@@ -20,7 +20,8 @@ import torch
 
 from scalelong.monitor.journal import read_stability
 from scalelong.runs.run import read_lines
-from scalelong.training.choose import choose, scaling_label
+from scalelong.scaling import parse_scaling
+from scalelong.training.choose import choose
 from scalelong.training.loop import train
 
 WINDOW, FIRST = 50, 200
@@ -42,7 +43,7 @@ SCALINGS = (("none", None), ("cs", 0.8))
 def run(variant: str, scaling: str, kappa: float | None, seed: int, steps: int, runs: Path) -> dict[str, Any]:
     settings = [*COMMON, *VARIANTS[variant]]
     config = choose("digits", scaling=scaling, kappa=kappa, seed=seed, steps=steps, settings=settings)
-    label = scaling_label(config.scaling)
+    label = parse_scaling(config.scaling).label
     folder = runs / f"{variant}-{label}-seed{seed}"
     if not train(config, folder, quiet=True).finished:
         raise SystemExit(f"{folder} was interrupted; the same command goes on")

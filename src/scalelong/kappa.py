@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from scalelong.errors import ScaleLongError
-from scalelong.notices import PAPER_MEAN as PAPER_MEAN
-from scalelong.notices import SMALLEST, UPPER, Notice, number
-from scalelong.notices import kappa_notices as kappa_notices
 from scalelong.ratios import Histogram, Ratios, histogram, process_name, sample_ratios
+from scalelong.scaling.specs import PAPER_MEAN as PAPER_MEAN
+from scalelong.scaling.specs import SMALLEST, UPPER, Notice, number
+from scalelong.scaling.specs import kappa_notices as kappa_notices
 from scalelong.theory.bounds import closed_sum_of_squares, expected_input_norm, kappa_for_sum
 
 if TYPE_CHECKING:

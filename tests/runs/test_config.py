@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelong.errors import ScaleLongError
-from scalelong.training.choose import choose, default_out, scaling_label
+from scalelong.scaling import parse_scaling
+from scalelong.training.choose import choose, default_out
 from scalelong.runs.config import Config, differences, known_keys, override, parse_settings
 from scalelong.training.presets import PRESETS, preset, sizes
 from scalelong.training.sizes import size_of
@@ -148,5 +149,5 @@ def test_the_commands_words_make_a_config():
 
 def test_labels_of_scalings_are_short_and_distinct():
     words = ["none", "uniform", "cs", "cs-reverse", "ls", "stable", "rezero"]
-    labels = [scaling_label(choose("digits", scaling=word).scaling) for word in words]
+    labels = [parse_scaling(choose("digits", scaling=word).scaling).label for word in words]
     assert labels == ["none", "uniform", "cs-0.7", "cs-reverse-0.7", "ls", "stable-0.1", "rezero"]

@@ -150,11 +150,11 @@ def test_what_is_not_a_scaling_or_a_placement_is_refused():
         scalelong.apply(CS, net)
     with pytest.raises(ScaleLongError, match="unknown scaling 'sc'"):
         scalelong.apply(net, "sc")
-    with pytest.raises(ScaleLongError, match="a scaling is a spec"):
+    with pytest.raises(ScaleLongError, match="0.7"):
         scalelong.apply(net, 0.7)
     with pytest.raises(ScaleLongError, match="unknown placement 'after-norm'; did you mean 'after_norm'"):
         scalelong.apply(net, CS, placement="after-norm")
-    with pytest.raises(ScaleLongError, match='gate="tokens" needs a fixed number of tokens'):
+    with pytest.raises(ScaleLongError, match='gate="tokens"'):
         scalelong.apply(net, LearnableScaling(gate="tokens"))
 
 

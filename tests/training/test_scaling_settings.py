@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from scalelong.errors import ScaleLongError
-from scalelong.training.choose import choose, scaling_label
+from scalelong.scaling import parse_scaling
+from scalelong.training.choose import choose
 
 
 def test_options_of_a_scaling_are_set_by_their_names() -> None:
     config = choose("digits", scaling="ls", settings=["scaling.reduction=4", "scaling.activation=mish"])
     assert (config.scaling["reduction"], config.scaling["activation"]) == (4, "mish")
-    assert scaling_label(config.scaling) == "ls-reduction-4-activation-mish"
+    assert parse_scaling(config.scaling).label == "ls-reduction-4-activation-mish"
     assert choose("digits", scaling="stable", settings=["scaling.tau=0.3"]).scaling["tau"] == 0.3
 
 

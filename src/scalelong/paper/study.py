@@ -61,10 +61,10 @@ class Study:
     def variants(self, steps: int | None = None) -> tuple[Variant, ...]:
         """A variant for each arm, by the name that its scaling has everywhere: none, uniform, cs-0.7, …"""
         from scalelong.experiments.plan import Variant, checked
-        from scalelong.training.choose import scaling_label
+        from scalelong.scaling import parse_scaling
 
         configs = [self.config(arm, steps) for arm in self.arms]
-        return checked([Variant(scaling_label(config.scaling), config) for config in configs])
+        return checked([Variant(parse_scaling(config.scaling).label, config) for config in configs])
 
     def spec(self) -> DistanceSpec | None:
         from scalelong.experiments.distance import DistanceSpec

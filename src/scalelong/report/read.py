@@ -128,11 +128,11 @@ def _labels(settings: list[dict[str, Any]], folders: list[Path]) -> list[str]:
 
 
 def _scaling(settings: dict[str, Any]) -> str:
-    from scalelong.training.choose import scaling_label
+    from scalelong.scaling import parse_scaling
 
     spec = {key.removeprefix("scaling."): value for key, value in settings.items() if key.startswith("scaling.")}
     try:
-        return scaling_label({key: list(v) if isinstance(v, tuple) else v for key, v in spec.items()})
+        return parse_scaling({key: list(v) if isinstance(v, tuple) else v for key, v in spec.items()}).label
     except (ValueError, TypeError, KeyError):
         return str(spec.get("kind", "?"))[:40]
 

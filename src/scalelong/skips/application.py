@@ -11,18 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from scalelong.errors import ScaleLongError, ScalingWarning, unknown
-from scalelong.notices import kappa_notices
-from scalelong.scaling import (
-    BlockScaling,
-    ConstantScaling,
-    FixedScaling,
-    NoScaling,
-    Scaling,
-    SkipScaling,
-    SkipShape,
-    build,
-    parse_scaling,
-)
+from scalelong.scaling import NoScaling, Scaling, SkipScaling, SkipShape, parse_scaling
 from scalelong.skips.adapters import find_sites
 from scalelong.skips.finders import find_branches
 from scalelong.skips.hooks import attach, attach_branches, detach
@@ -64,12 +53,12 @@ def apply(
     with former_scaling_on_failure(root):
         if former is not None:
             _take_off(root, former)
-        if isinstance(spec, BlockScaling):
-            _put_on(root, _like(root, build(spec, [SkipShape(None)] * len(_branches(root, spec)))))
+        if spec.acts_on == "blocks":
+            _put_on(root, _like(root, spec.build([SkipShape(None)] * len(_branches(root, spec)))))
         else:
             found = find_sites(root, sites)
-            if not isinstance(spec, NoScaling):
-                scaler = build(spec, [site.shape for site in found])
+            if not spec.is_identity:
+                scaler = spec.build([site.shape for site in found])
                 scaler.sites, scaler.placement = tuple(found), placement
                 _give_notice(spec, len(found))
                 _put_on(root, _like(root, scaler))
@@ -159,7 +148,7 @@ def _put_on(root: nn.Module, scaler: SkipScaling) -> None:
             f"{type(root).__name__} has an attribute {NAME!r} of its own, the name under which a scaling is registered"
         )
     try:
-        if isinstance(scaler.spec, BlockScaling):
+        if scaler.spec.acts_on == "blocks":
             attach_branches(root, _branches(root, scaler.spec), scaler)
         else:
             attach(root, list(scaler.sites), scaler, scaler.placement)
@@ -176,7 +165,7 @@ def _take_off(root: nn.Module, scaler: SkipScaling) -> None:
     _note_in_config(root, NoScaling())
 
 
-def _branches(root: nn.Module, spec: BlockScaling) -> list[list[str]]:
+def _branches(root: nn.Module, spec: Scaling) -> list[list[str]]:
     branches = find_branches(root)
     if branches is None:
         raise ScaleLongError(
@@ -233,10 +222,7 @@ _WRAPPERS = {
 
 def _give_notice(spec: Scaling, n: int) -> None:
     """A skip that is all but cut is a warning; Σκ² outside the paper's range is information, for the log."""
-    if not isinstance(spec, FixedScaling):
-        return
-    kappa = spec.kappa if isinstance(spec, ConstantScaling) else None
-    for notice in kappa_notices(spec.coefficients(n), kappa):
+    for notice in spec.notices(n):
         if notice.level == "warning":
             warnings.warn(f"{notice} (scalelong.estimate_kappa proposes one)", ScalingWarning, stacklevel=3)
         else:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from scalelong.scaling import BlockScaling, FixedScaling, NoScaling, Scaling, SkipScaling
+from scalelong.scaling import NoScaling, Scaling, SkipScaling
 from scalelong.skips.application import _root, scaling_of, sites_of
 from scalelong.skips.hooks import attach, detach, split_trailing
 from scalelong.skips.sites import Site
@@ -89,9 +89,7 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
     scaler = scaling_of(root)
     spec = NoScaling() if scaler is None else scaler.spec
     name = type(root).__name__
-    unscaled = scaler is None or isinstance(spec, BlockScaling)
-    fixed = NoScaling() if unscaled else spec
-    kappas = fixed.coefficients(len(sites)) if isinstance(fixed, FixedScaling) else [None] * len(sites)
+    kappas = spec.coefficients(len(sites)) or (None,) * len(sites)
     rows = [
         Row(index=i, path=site.path, source=site.source, coefficient=kappa)
         for i, (site, kappa) in enumerate(zip(sites, kappas, strict=True), start=1)
@@ -107,8 +105,7 @@ class _Nudge(SkipScaling):
     """κ_i ← κ_i·(1 + delta) for one i, and a record of what each skip looks like as it arrives."""
 
     def __init__(self, index: int | None = None, delta: float = 0.0) -> None:
-        super().__init__()
-        self.spec = NoScaling()
+        super().__init__(NoScaling())
         self.index, self.delta = index, delta
         self.shapes: dict[int, tuple[int, ...]] = {}
 
@@ -178,7 +175,7 @@ def _run(
             capture = _Capture(seen.norms, i, site.channels, site.dim)
             handles.append(root.get_submodule(site.norm).register_forward_hook(capture))
     scaler = scaling_of(root)
-    if scaler is not None and not isinstance(scaler.spec, (FixedScaling, BlockScaling)):
+    if scaler is not None and scaler.spec.coefficients(len(sites)) is None:
         handles.append(scaler.register_forward_hook(_CaptureKappa(seen.kappas)))
     try:
         root(*example, **kwargs)

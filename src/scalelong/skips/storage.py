@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from scalelong.errors import ScaleLongError
 from scalelong.files import atomic_file, write_text
-from scalelong.scaling import BlockScaling, NoScaling, Scaling
+from scalelong.scaling import NoScaling, Scaling
 from scalelong.skips.adapters import find_sites
 from scalelong.skips.application import _root, apply, former_scaling_on_failure, remove, scaling_of
 from scalelong.skips.sites import Site
@@ -62,10 +62,10 @@ def load_scaling(net: Net, folder: Path | str) -> Net:
     record = _read(path)
     spec = Scaling.from_dict(record["scaling"])
     sites = [_site(values, path) for values in record["sites"]]
-    if isinstance(spec, NoScaling):
+    if spec.is_identity:
         return remove(net)
     with former_scaling_on_failure(root):
-        if isinstance(spec, BlockScaling):
+        if spec.acts_on == "blocks":
             apply(root, spec, replace=True)
         else:
             _check_fit(root, sites, record, path)

@@ -61,24 +61,7 @@ def _with_options(spec: Scaling, settings: dict[str, str]) -> Scaling:
     return spec
 
 
-def scaling_label(scaling: dict[str, object]) -> str:
-    """A short name for folders and tables: none, uniform, cs-0.7, cs-reverse-0.7, ls, ls-ie, …"""
-    spec = parse_scaling(dict(scaling))
-    if spec.kind == "cs":
-        reverse = "-reverse" if scaling.get("reverse") else ""
-        return f"cs{reverse}-{scaling['kappa']:g}"
-    if spec.kind == "uniform" and spec != parse_scaling("uniform"):
-        return f"uniform-{scaling['value']:g}"
-    if spec.kind == "ls":
-        plain = parse_scaling("ls").to_dict()
-        changed = [f"{key}-{value}" for key, value in spec.to_dict().items() if plain[key] != value]
-        return "-".join(["ls", *changed])
-    if spec.kind == "stable":
-        return f"stable-{scaling['tau']:g}"
-    return spec.kind
-
-
 def default_out(config: Config) -> Path:
     """runs/PRESET-SCALING-seedN."""
-    name = f"{config.preset}-{scaling_label(config.scaling)}-seed{config.seed}"
+    name = f"{config.preset}-{parse_scaling(config.scaling).label}-seed{config.seed}"
     return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", name)

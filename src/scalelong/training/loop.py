@@ -19,10 +19,9 @@ import torch
 
 from scalelong.errors import ScaleLongError, require
 from scalelong.files import check_target
-from scalelong.notices import kappa_notices
 from scalelong.runs.config import Config, differences, flatten
 from scalelong.runs.run import JsonLines, Run
-from scalelong.scaling import FixedScaling, NoScaling, parse_scaling
+from scalelong.scaling import parse_scaling
 from scalelong.skips import find_sites
 from scalelong.training import checkpoint
 from scalelong.training.display import Display
@@ -74,10 +73,8 @@ def _train(trainer: Trainer, run: Run, quiet: bool) -> int | None:
 
 def _notices(trainer: Trainer) -> list[str]:
     """What is worth knowing and no reason to warn (`apply` has warned of what is)."""
-    notes, spec = [], parse_scaling(trainer.config.scaling)
-    if isinstance(spec, FixedScaling) and not isinstance(spec, NoScaling):
-        coefficients = spec.coefficients(len(find_sites(trainer.net)))
-        notes += [f"note: {notice}" for notice in kappa_notices(coefficients) if notice.level == "info"]
+    spec = parse_scaling(trainer.config.scaling)
+    notes = [f"note: {n}" for n in spec.notices(len(find_sites(trainer.net))) if n.level == "info"]
     on_cpu = trainer.accelerator.device.type == "cpu"
     if trainer.config.train.precision == "bf16" and on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         notes.append("note: this CPU has no bf16 instructions, so bf16 is several times slower than fp32 here")

@@ -1,0 +1,220 @@
+"""Modules: they compute κ_i for a skip tensor. `spec.build(shapes)` makes one; `scalelong.skips` attaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scalelong.errors import UnsupportedNetworkError
+from scalelong.scaling.specs import LearnableScaling, Scaling, SkipShape
+
+
+class SkipScaling(nn.Module):
+    """κ of every long skip of one network: `forward(x_i, i)` returns κ_i, a float or a tensor that broadcasts."""
+
+    spec: Scaling
+    sites: tuple[Any, ...] = ()  # where it acts; set by `scalelong.skips`
+    placement: str = "join"
+
+    def __init__(self, spec: Scaling) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, skip: Tensor, i: int) -> float | Tensor:
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return repr(self.spec)
+
+
+class FixedSkips(SkipScaling):
+    """Constants. It has no parameters, no buffers and no keys in a state dict."""
+
+    def __init__(self, spec: Scaling, coefficients: tuple[float, ...]) -> None:
+        super().__init__(spec)
+        self.coefficients = coefficients
+
+    def forward(self, skip: Tensor, i: int) -> float:
+        return self.coefficients[i - 1]
+
+
+class ScalarSkips(SkipScaling):
+    """Table 2's "learnable κ_i": one learned scalar per skip, initialized to 1."""
+
+    def __init__(self, spec: Scaling, n: int) -> None:
+        super().__init__(spec)
+        self.kappa = nn.Parameter(torch.ones(n))
+
+    def forward(self, skip: Tensor, i: int) -> Tensor:
+        return self.kappa[i - 1].to(skip.dtype)
+
+
+class ReZeroBranches(SkipScaling):
+    """ReZero: `forward(x, i)` returns block i's α, initialized to 0."""
+
+    def __init__(self, spec: Scaling, blocks: int) -> None:
+        super().__init__(spec)
+        self.alpha = nn.Parameter(torch.zeros(blocks))
+
+    def forward(self, skip: Tensor, i: int) -> Tensor:
+        return self.alpha[i - 1].to(skip.dtype)
+
+
+class CalibratedSkips(SkipScaling):
+    """Eq. 9: κ_i = σ(ζ(GAP(x_i))), one coefficient per sample and gated unit (token or channel)."""
+
+    def __init__(self, spec: LearnableScaling, shapes: Sequence[SkipShape]) -> None:
+        super().__init__(spec)
+        self.gates = tuple(_gate(spec, i, shape) for i, shape in enumerate(shapes, start=1))
+        self.widths = tuple(_gated_width(gate, i, shapes[i - 1]) for i, gate in enumerate(self.gates, start=1))
+        self.dims = tuple(shape.dim for shape in shapes)
+        self.amplitude = 2.0 if spec.init == "identity" else 1.0  # κ = 2σ(0) = 1
+        self.networks: UnsharedNetworks | NetworksByWidth | SharedNetwork
+        if not spec.shared:
+            self.networks = UnsharedNetworks(spec, self.widths)
+        elif spec.calibration == "ie":
+            self.networks = NetworksByWidth(spec, self.widths)
+        else:
+            self.networks = SharedNetwork(spec, self.widths)
+        if spec.init == "identity":
+            self.networks.zero_output()
+
+    def forward(self, skip: Tensor, i: int) -> Tensor:
+        width = self.widths[i - 1]
+        gated = 1 if self.gates[i - 1] == "tokens" else self.dims[i - 1] % skip.ndim
+        if skip.shape[gated] != width:
+            raise UnsupportedNetworkError(
+                f"long skip {i} has {skip.shape[gated]} {self.gates[i - 1]} (shape {tuple(skip.shape)}), but its "
+                f"calibration network was built for {width}"
+            )
+        pooled_dims = [d for d in range(1, skip.ndim) if d != gated]
+        pooled = skip.mean(pooled_dims) if pooled_dims else skip  # GAP: (B, width); no dims would mean all of them
+        kappa = torch.sigmoid(self.networks(pooled, i))  # (B, width)
+        if self.amplitude != 1.0:
+            kappa = self.amplitude * kappa
+        shape = [skip.shape[0], *([1] * (skip.ndim - 1))]
+        shape[gated] = width
+        return kappa.view(shape).to(skip.dtype)
+
+
+class SqueezeExcitation(nn.Module):
+    """Eq. 11: W_1 ψ(W_2 x) with a bottleneck of width `hidden`."""
+
+    def __init__(self, width_in: int, hidden: int, width_out: int, activation: str) -> None:
+        super().__init__()
+        self.layer1 = nn.Linear(width_in, hidden)
+        self.act = {"relu": nn.ReLU, "elu": nn.ELU, "mish": nn.Mish}[activation]()
+        self.layer2 = nn.Linear(hidden, width_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer2(self.act(self.layer1(x)))
+
+    def zero_output(self) -> None:
+        """Make ζ(x) = 0 for every x, with a gradient: the layer before the sigmoid is zero."""
+        nn.init.zeros_(self.layer2.weight)
+        nn.init.zeros_(self.layer2.bias)
+
+
+class ImplicitExcitation(nn.Module):
+    """IE: scale·x + shift, initialized to scale 0 and shift −1."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(width))
+        self.shift = nn.Parameter(torch.full((width,), -1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x + self.shift
+
+    def zero_output(self) -> None:
+        nn.init.zeros_(self.shift)
+
+
+class UnsharedNetworks(nn.Module):
+    """`shared=False`: each skip has its own ζ."""
+
+    def __init__(self, spec: LearnableScaling, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(_zeta(spec, width) for width in widths)  # each[0] belongs to i = 1
+
+    def forward(self, pooled: Tensor, i: int) -> Tensor:
+        return self.each[i - 1](pooled)
+
+    def zero_output(self) -> None:
+        for zeta in self.each:
+            zeta.zero_output()  # type: ignore[operator]
+
+
+class NetworksByWidth(nn.Module):
+    """One ζ per distinct width: IE has nothing to share across widths."""
+
+    def __init__(self, spec: LearnableScaling, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.keys = tuple(str(width) for width in widths)
+        self.by_width = nn.ModuleDict({str(width): _zeta(spec, width) for width in sorted(set(widths))})
+
+    def forward(self, pooled: Tensor, i: int) -> Tensor:
+        return self.by_width[self.keys[i - 1]](pooled)
+
+    def zero_output(self) -> None:
+        for zeta in self.by_width.values():
+            zeta.zero_output()  # type: ignore[operator]
+
+
+class SharedNetwork(nn.Module):
+    """One ζ for all skips. If widths differ, ζ has the smallest, with one encoder and one decoder per width."""
+
+    def __init__(self, spec: LearnableScaling, widths: Sequence[int]) -> None:
+        super().__init__()
+        smallest, distinct = min(widths), sorted(set(widths))
+        self.keys = tuple(str(width) for width in widths)
+        self.zeta = _zeta(spec, smallest)
+        self.encoders, self.decoders = nn.ModuleDict(), nn.ModuleDict()
+        if len(distinct) > 1:
+            for width in distinct:
+                hidden = max(1, width // max(1, width // 4))  # r_i = ⌊N_i/4⌋ is the ratio
+                self.encoders[str(width)] = SqueezeExcitation(width, hidden, smallest, spec.activation)  # Eq. 12
+                self.decoders[str(width)] = SqueezeExcitation(smallest, hidden, width, spec.activation)  # Eq. 13
+
+    def forward(self, pooled: Tensor, i: int) -> Tensor:
+        if not self.encoders:
+            return self.zeta(pooled)
+        key = self.keys[i - 1]
+        return self.decoders[key](self.zeta(self.encoders[key](pooled)))
+
+    def zero_output(self) -> None:
+        for network in self.decoders.values() or [self.zeta]:
+            network.zero_output()  # type: ignore[operator]
+
+
+def scale(x: Tensor, kappa: float | Tensor) -> Tensor:
+    """Return κ·x, never in place; κ = 1 returns x itself."""
+    if isinstance(kappa, float) and kappa == 1.0:
+        return x
+    return x * kappa
+
+
+def _zeta(spec: LearnableScaling, width: int) -> nn.Module:
+    if spec.calibration == "ie":
+        return ImplicitExcitation(width)
+    return SqueezeExcitation(width, max(1, width // spec.reduction), width, spec.activation)
+
+
+def _gate(spec: LearnableScaling, i: int, shape: SkipShape) -> str:
+    if spec.gate == "tokens" and shape.tokens is None:
+        raise UnsupportedNetworkError(
+            f'gate="tokens" requires a fixed number of tokens, which long skip {i} does not have; use gate="channels"'
+        )
+    return spec.gate or ("channels" if shape.tokens is None else "tokens")
+
+
+def _gated_width(gate: str, i: int, shape: SkipShape) -> int:
+    width = shape.tokens if gate == "tokens" else shape.channels
+    if width is None:
+        raise UnsupportedNetworkError(
+            f"LearnableScaling requires the number of channels of long skip {i}; pass it as Site(channels=…)"
+        )
+    return width

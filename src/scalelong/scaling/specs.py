@@ -1,0 +1,436 @@
+"""Specs: frozen, validated and JSON-ready descriptions of every scaling, with their behaviour. No torch import.
+
+To add a scaling, write one subclass of `Scaling` (or `FixedScaling`) with a `kind`. Its class definition registers
+it, so that JSON files, `parse_scaling` and the command line know its name.
+Skip index i runs from 1 (outermost) to N (innermost).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scalelong.errors import ScalingWarning, UnsupportedNetworkError, invalid, unknown
+
+if TYPE_CHECKING:
+    from scalelong.scaling.modules import SkipScaling
+
+UPPER = 5.0  # the paper's "rough upper bound of 5", below which 97 % of its ratios lie
+SMALLEST = 0.01  # a skip with a smaller κ_i is almost cut
+PAPER_MEAN = 1.22  # the paper's mean ratio over CIFAR-10, CelebA and ImageNet
+
+_REGISTRY: dict[str, tuple[type[Scaling], dict[str, Any]]] = {}  # name -> (spec class, options implied by the name)
+
+
+@dataclass(frozen=True)
+class SkipShape:
+    """The shape of one long skip, as far as it is known before the network runs.
+
+    Args:
+        channels: Feature width.
+        dim: Axis of the features: 1 for images and volumes, -1 for tokens (B, L, D).
+        tokens: Sequence length, if a learned position table fixes it.
+    """
+
+    channels: int | None
+    dim: int = 1
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A remark about a choice of coefficients. `level` is "info" or "warning"."""
+
+    level: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Base class of all specs.
+
+    Attributes:
+        kind: Name in JSON files and on the command line.
+        aliases: Further command-line names, with the options they imply.
+        kappa_option: The field that `--kappa` sets, or None.
+        acts_on: "skips" (long skips) or "blocks" (outputs of residual branches, Table 3's baselines).
+        is_identity: Whether this spec changes nothing.
+        label: Short name for folders and tables, such as `cs-0.7`.
+    """
+
+    kind: ClassVar[str] = ""
+    aliases: ClassVar[dict[str, dict[str, Any]]] = {}
+    kappa_option: ClassVar[str | None] = None
+    acts_on: ClassVar[str] = "skips"
+    is_identity: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in cls.__dict__:
+            _REGISTRY[cls.kind] = (cls, {})
+            _REGISTRY.update({alias: (cls, options) for alias, options in cls.aliases.items()})
+
+    @property
+    def label(self) -> str:
+        return self.kind
+
+    def coefficients(self, n: int) -> tuple[float, ...] | None:
+        """Return κ_1…κ_N of `n` long skips, outermost first, or None if they are learned."""
+        return None
+
+    def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:
+        """Return remarks about this spec on a network with `n` long skips (see `kappa_notices`)."""
+        return []
+
+    def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
+        """Build the module that executes this spec on long skips (or blocks) of these shapes, outermost first."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Scaling:
+        if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
+            raise invalid("scaling", "an object with a 'kind'", values)
+        options = {str(key): value for key, value in values.items() if key != "kind"}
+        if values["kind"] in _REGISTRY and _REGISTRY[values["kind"]][0].kind != values["kind"]:  # an alias
+            raise unknown("scaling", values["kind"], [spec.kind for spec, _ in _REGISTRY.values()])
+        return _construct(values["kind"], options)
+
+    @staticmethod
+    def from_json(text: str) -> Scaling:
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise invalid("scaling", f"JSON ({error})", text) from error
+        return Scaling.from_dict(values)
+
+
+@dataclass(frozen=True)
+class FixedScaling(Scaling):
+    """A scaling whose κ_1…κ_N are constants."""
+
+    def coefficients(self, n: int) -> tuple[float, ...]:
+        raise NotImplementedError
+
+    def geometric(self, n: int) -> tuple[float, float] | None:
+        """Return (log a, log r) if κ_i = a·r^(i−1), for closed forms of sums over κ_i; None otherwise."""
+        return None
+
+    def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:
+        return kappa_notices(self.coefficients(n), mean_ratio=mean_ratio)
+
+    def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
+        from scalelong.scaling.modules import FixedSkips
+
+        return FixedSkips(self, self.coefficients(len(shapes)))
+
+
+@dataclass(frozen=True)
+class NoScaling(FixedScaling):
+    """κ_i = 1: the paper's standard U-Net."""
+
+    kind: ClassVar[str] = "none"
+    is_identity: ClassVar[bool] = True
+
+    def coefficients(self, n: int) -> tuple[float, ...]:
+        return (1.0,) * _count(n)
+
+    def geometric(self, n: int) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:
+        return []
+
+
+@dataclass(frozen=True)
+class UniformScaling(FixedScaling):
+    """κ_i = value. The default 1/√2 is the paper's "1/√2-CS"."""
+
+    value: float = 2**-0.5
+    kind: ClassVar[str] = "uniform"
+    kappa_option: ClassVar[str | None] = "value"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", _positive("value", self.value))
+
+    @property
+    def label(self) -> str:
+        return "uniform" if self == UniformScaling() else f"uniform-{self.value:g}"
+
+    def coefficients(self, n: int) -> tuple[float, ...]:
+        return (self.value,) * _count(n)
+
+    def geometric(self, n: int) -> tuple[float, float]:
+        return math.log(self.value), 0.0
+
+
+@dataclass(frozen=True)
+class ConstantScaling(FixedScaling):
+    """CS, Eq. 8: κ_i = κ^(i−1). `reverse=True` is Table 4's κ_i = κ^(N−i+1)."""
+
+    kappa: float
+    reverse: bool = False
+    kind: ClassVar[str] = "cs"
+    aliases: ClassVar[dict[str, dict[str, Any]]] = {"cs-reverse": {"reverse": True}}
+    kappa_option: ClassVar[str | None] = "kappa"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kappa", _positive("kappa", self.kappa))
+        _check_bool("reverse", self.reverse)
+        if self.kappa > 1:
+            warnings.warn(
+                f"kappa = {self.kappa:g} is greater than 1, which makes training less stable (the paper's Fig. 13); "
+                "the paper recommends 0.5 to 0.95",
+                ScalingWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def label(self) -> str:
+        return f"cs{'-reverse' if self.reverse else ''}-{self.kappa:g}"
+
+    def coefficients(self, n: int) -> tuple[float, ...]:
+        if self.reverse:
+            return tuple(self.kappa ** (n - i + 1) for i in range(1, _count(n) + 1))
+        return tuple(self.kappa ** (i - 1) for i in range(1, _count(n) + 1))
+
+    def geometric(self, n: int) -> tuple[float, float]:
+        log_kappa = math.log(self.kappa)
+        return (n * log_kappa, -log_kappa) if self.reverse else (0.0, log_kappa)
+
+    def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:
+        return kappa_notices(self.coefficients(n), self.kappa, mean_ratio)
+
+
+@dataclass(frozen=True)
+class LearnableScaling(Scaling):
+    """LS, Eqs. 9–13: κ_i = σ(ζ(GAP(x_i))) with the calibration network ζ of Table 2.
+
+    Args:
+        calibration: "se" (two matrices with a bottleneck), "ie" (a scale and a shift) or "scalar" (κ_i is the
+            parameter itself).
+        reduction: SE's bottleneck is max(1, width // reduction) wide.
+        activation: SE's activation: "relu", "elu" or "mish".
+        shared: Whether all skips share one ζ.
+        gate: "tokens" or "channels". None selects tokens if their number is fixed, else channels.
+        init: "paper" (PyTorch's initialization: κ starts near 0.5) or "identity" (κ = 2σ(ζ), exactly 1 at first).
+    """
+
+    calibration: str = "se"
+    reduction: int = 16
+    activation: str = "relu"
+    shared: bool = True
+    gate: str | None = None
+    init: str = "paper"
+    kind: ClassVar[str] = "ls"
+
+    def __post_init__(self) -> None:
+        _one_of("calibration", self.calibration, ("se", "ie", "scalar"))
+        _one_of("activation", self.activation, ("relu", "elu", "mish"))
+        _one_of("init", self.init, ("paper", "identity"))
+        if self.gate is not None:
+            _one_of("gate", self.gate, ("tokens", "channels"))
+        if isinstance(self.reduction, bool) or not isinstance(self.reduction, int) or self.reduction < 1:
+            raise invalid("reduction", "an integer >= 1", self.reduction)
+        _check_bool("shared", self.shared)
+
+    @property
+    def label(self) -> str:
+        changed = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        return "-".join(["ls", *(f"{f.name}-{getattr(self, f.name)}" for f in changed)])
+
+    def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
+        from scalelong.scaling.modules import CalibratedSkips, ScalarSkips
+
+        return ScalarSkips(self, len(shapes)) if self.calibration == "scalar" else CalibratedSkips(self, shapes)
+
+
+@dataclass(frozen=True)
+class ExplicitScaling(FixedScaling):
+    """κ_1…κ_N listed one by one, outermost first. A zero cuts the skip."""
+
+    values: tuple[float, ...]
+    kind: ClassVar[str] = "explicit"
+
+    def __init__(self, coefficients: Sequence[float]) -> None:
+        try:
+            items = [] if isinstance(coefficients, (str, bytes)) else list(coefficients)
+        except TypeError:
+            items = []
+        values = tuple(_finite(f"coefficients[{k}]", value) for k, value in enumerate(items))
+        if not values or min(values) < 0:
+            raise invalid("coefficients", "a list of numbers >= 0, κ_1 to κ_N", coefficients)
+        object.__setattr__(self, "values", values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "coefficients": list(self.values)}
+
+    def coefficients(self, n: int) -> tuple[float, ...]:
+        if len(self.values) != n:
+            raise UnsupportedNetworkError(
+                f"coefficients has {len(self.values)} values but the network has {n} long skips; give one per skip"
+            )
+        return self.values
+
+
+@dataclass(frozen=True)
+class BlockScaling(Scaling):
+    """Base class of Table 3's baselines. They scale the outputs of blocks, x + τ·f(x), and leave κ_i = 1."""
+
+    acts_on: ClassVar[str] = "blocks"
+
+    def coefficients(self, n: int) -> tuple[float, ...]:
+        return (1.0,) * _count(n)
+
+
+@dataclass(frozen=True)
+class StableScaling(BlockScaling):
+    """ "stable τ": x + τ·f(x) with a fixed τ."""
+
+    tau: float = 0.1
+    kind: ClassVar[str] = "stable"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tau", _positive("tau", self.tau))
+
+    @property
+    def label(self) -> str:
+        return f"stable-{self.tau:g}"
+
+    def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
+        from scalelong.scaling.modules import FixedSkips
+
+        return FixedSkips(self, (self.tau,) * len(shapes))
+
+
+@dataclass(frozen=True)
+class ReZeroScaling(BlockScaling):
+    """ReZero: x + α·f(x) with one learned α per block, initialized to 0."""
+
+    kind: ClassVar[str] = "rezero"
+
+    def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
+        from scalelong.scaling.modules import ReZeroBranches
+
+        return ReZeroBranches(self, len(shapes))
+
+
+def scaling_names() -> list[str]:
+    """Return the command-line names of all registered scalings."""
+    return list(_REGISTRY)
+
+
+def parse_scaling(scaling: str | dict[str, Any] | Scaling | None, **options: Any) -> Scaling:
+    """Return a spec from its short name and options: `parse_scaling("cs", kappa=0.7)`.
+
+    Options that are None are ignored. Also accepts a spec, its `to_dict()`, and None for `NoScaling()`.
+    """
+    options = {key: value for key, value in options.items() if value is not None}
+    if isinstance(scaling, str):
+        return _construct(scaling.strip().lower(), options)
+    if options:
+        raise invalid("scaling", f"a name if options are given ({', '.join(sorted(options))})", scaling)
+    if scaling is None:
+        return NoScaling()
+    if isinstance(scaling, dict):
+        return Scaling.from_dict(scaling)
+    if isinstance(scaling, Scaling):
+        return scaling
+    raise invalid("scaling", "a spec such as ConstantScaling(0.7), or a name such as 'ls'", scaling)
+
+
+def kappa_notices(
+    coefficients: Sequence[float], kappa: float | None = None, mean_ratio: float | None = None
+) -> list[Notice]:
+    """Check κ_1…κ_N: is Σκ² within [mean ratio, min(5, N)], and is a skip almost cut?
+
+    Args:
+        coefficients: κ_1…κ_N.
+        kappa: Base of CS, if there is one; it enables the second check.
+        mean_ratio: Mean of ‖ε‖²/‖x_t‖² over the data. None takes the paper's 1.22.
+    """
+    n, total = len(coefficients), math.fsum(kappa_i**2 for kappa_i in coefficients)
+    cap = min(UPPER, float(n))
+    mean, whose = (PAPER_MEAN, "the paper's") if mean_ratio is None else (mean_ratio, "the data's")
+    notices = []
+    if total < min(mean, cap) * (1 - 1e-9):
+        text = (
+            f"Σκ² = {total:.2f} is below {whose} mean ratio {number(mean)}: the output may be too small for the noise"
+        )
+        notices.append(Notice("info", text))
+    elif total > cap * (1 + 1e-9):
+        text = f"Σκ² = {total:.2f} is above {cap:g}, the upper end of the paper's range: features may oscillate more"
+        notices.append(Notice("info", text))
+    if kappa is not None and n > 1 and min(coefficients) < SMALLEST:
+        text = (
+            f"kappa = {kappa:g} with {n} long skips scales one of them by {min(coefficients):.2g}, which almost cuts "
+            f"it; use kappa >= {SMALLEST ** (1 / (n - 1)):.2f} to keep every κ_i >= {SMALLEST:g}"
+        )
+        notices.append(Notice("warning", text))
+    return notices
+
+
+def number(value: float) -> str:
+    return f"{value:.2f}" if value < 1000 else f"{value:.3g}"
+
+
+def _construct(name: str, options: dict[str, Any]) -> Scaling:
+    if name not in _REGISTRY:
+        raise unknown("scaling", name, scaling_names())
+    spec, implied = _REGISTRY[name]
+    if spec.kappa_option and "kappa" in options:
+        options = {spec.kappa_option if key == "kappa" else key: value for key, value in options.items()}
+    parameters = inspect.signature(spec).parameters
+    for option in options:
+        if option not in parameters:
+            raise unknown(f"option of scaling {name!r}:", option, list(parameters) or ["none"])
+    for parameter in parameters.values():
+        if parameter.default is parameter.empty and parameter.name not in options:
+            raise invalid(parameter.name, f"given for scaling {name!r}", None)
+    return spec(**options | implied)
+
+
+def _finite(name: str, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise invalid(name, "a finite number", value)
+    return number
+
+
+def _positive(name: str, value: Any) -> float:
+    number = _finite(name, value)
+    if number <= 0:
+        raise invalid(name, "a number > 0", value)
+    return number
+
+
+def _one_of(name: str, value: Any, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise unknown(name, str(value), options)
+
+
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise invalid(name, "True or False", value)
+
+
+def _count(n: int) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise invalid("the number of long skips", "an integer >= 1", n)
+    return n
