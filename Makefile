@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up by themselves in .venv, from constraints.txt.
+# `make demo` and `make test` set up .venv from constraints.txt by themselves.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,41 +7,46 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-slow test-faults lint format bench docs clean
+.PHONY: demo test test-slow test-faults test-lowest lint format bench docs clean
 
-# Four variants from one seed, two at a time on two cores: about two minutes on an idle machine. Again: goes on, or shows.
+# Four scalings from one seed, two at a time: about two minutes on two idle cores. Running it again resumes, or shows the result.
 demo: $(READY)
 	@$(BIN)/scalelong compare digits --scalings none,uniform,cs,ls --seeds 1 --steps 600 --samples 200 --set validate.every=50 --set sample.every=150 --set monitor.every=5 --out runs/demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-slow: $(READY)
+# Minutes, large downloads, Chromium. A missing tool or download fails the test.
+test-slow: $(READY) test-lowest
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m slow
 
-# Needs the right to mount a small disk; about a quarter of an hour on a free core. Writes docs/reliability.md.
+# Kills, damaged files, full disks; needs permission to mount a small disk. Writes docs/reliability.md.
 test-faults: $(READY)
 	rm -f results/reliability.json
 	HYPOTHESIS_PROFILE=search SCALELONG_RELIABILITY=results/reliability.json $(BIN)/python -m pytest tests/faults
 	$(BIN)/python tests/faults/reliability_page.py
 
+# The lowest versions that pyproject.toml declares, in an environment of their own (constraints-lowest.txt).
+test-lowest: $(VENV)-lowest/.ready
+	$(VENV)-lowest/bin/python -m pytest -m "not slow" -p no:xdist tests/scaling tests/skips tests/models tests/monitor tests/diffusion tests/training
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/scalelong bench --growth --plot docs/performance-growth.png --out results/bench.json
-	$(BIN)/python benchmarks/skip_scaling.py --json results/skip_scaling.json
+	$(BIN)/python benchmarks/run.py --out results/bench.json --plot docs/performance-growth.png
 
 docs: $(READY)
 	$(BIN)/python docs/check.py
 
-# Installed once; again when the project's requirements change.
+# Installed once, and again when the requirements change.
 $(READY): pyproject.toml constraints.txt requirements-nodeps.txt requirements-peers.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
@@ -51,5 +56,10 @@ $(READY): pyproject.toml constraints.txt requirements-nodeps.txt requirements-pe
 	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/peers -r requirements-peers.txt
 	@touch $@
 
+$(VENV)-lowest/.ready: pyproject.toml constraints-lowest.txt
+	test -x $(VENV)-lowest/bin/python || $(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install -q -c constraints-lowest.txt -e '.[train,text]' pytest hypothesis einops
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-lowest .mypy_cache .ruff_cache .pytest_cache

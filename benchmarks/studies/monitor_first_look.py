@@ -1,6 +1,6 @@
 """Oscillation of the middle block unscaled and with CS 0.8, as the monitor shows it: 12 long skips on the digits.
 
-    python benchmarks/monitor_first_look.py [--steps 800] [--seeds 2] [--json results/monitor-first-look.json]
+    python benchmarks/studies/monitor_first_look.py [--steps 800] [--seeds 2] [--json results/monitor-first-look.json]
 
 Each run trains the digits preset with depth 24 (12 long skips, width 64), batch 16 and lr 1e-3, watched at every step:
 once as the preset is, once with the official code's initialisation and optimizer. Figures are over windows of 50
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def main() -> None:
                 print(f"{variant} {result['scaling']} seed {seed}: probe {told[0]}, train {told[1]}", flush=True)
     if options.json:
         record = {
-            "command": f"python benchmarks/monitor_first_look.py --steps {options.steps} --seeds {options.seeds}",
+            "command": " ".join(["python", *sys.argv]),
             "settings": {variant: ["digits", *COMMON, *extra] for variant, extra in VARIANTS.items()},
             "window": WINDOW,
             "after step": FIRST,

@@ -2,7 +2,7 @@
 
     scalelong data stats cifar10 --split test
     scalelong data stats cifar10 --split train --n 10000
-    python benchmarks/fid_bias.py [--json results/fid-cifar10-bias.json]
+    python benchmarks/studies/fid_bias.py [--json results/fid-cifar10-bias.json]
 
 Takes the features that the reference statistics keep (10,000 a side), the training images in random order, and fits
 FID = a + b/N to the larger N (the leading term of the bias). What the line says at N = 50,000 is an extrapolation.
@@ -46,7 +46,7 @@ def main() -> None:
     print(f"a line in 1/N through N ≥ {FITTED:,} gives {line:.3f} at {ASKED:,}")
     if options.json:
         record = {
-            "command": "python benchmarks/fid_bias.py",
+            "command": "python benchmarks/studies/fid_bias.py",
             "fid of 10,000 test images by training images": {str(n): round(fid, 4) for n, fid in fids.items()},
             "fitted from": FITTED,
             "line": {"limit": round(float(limit), 4), "slope": round(float(slope), 1)},

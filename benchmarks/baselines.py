@@ -1,14 +1,18 @@
-"""U-ViT and its training loop as such code is usually written: the peer that our own is timed beside.
+"""Baselines: U-ViT and its training loop as such code is usually written, diffusers' example loop, lucidrains' U-Net.
 
-Concatenated skips, κ multiplied on in the block, `scaled_dot_product_attention` after a permutation, AdamW as it
-comes, an average of the weights tensor by tensor, a `DataLoader` over PIL images, noise from the global generator.
-Parameter names are U-ViT's, so that one state dict fits both networks and their losses can be held against each other.
+The plain U-ViT concatenates skips, multiplies κ in the block, uses AdamW with default options, averages weights one
+tensor at a time, loads PIL images through a `DataLoader` and draws noise from the global generator. Its parameters have U-ViT's
+names, so both networks load one state dict and their losses can be compared (tests/benchmarks).
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
+import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 from scalelong.models.uvit import timestep_embedding
 
 
-class ReferenceBlock(nn.Module):
-    """A pre-norm block in one class, as a tutorial would have it."""
+class PlainBlock(nn.Module):
+    """A pre-norm block in one class, as in a tutorial."""
 
     def __init__(self, width: int, heads: int, skip: bool) -> None:
         super().__init__()
@@ -43,7 +47,7 @@ class ReferenceBlock(nn.Module):
         return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
 
 
-class ReferenceUViT(nn.Module):
+class PlainUViT(nn.Module):
     """The unconditional U-ViT of the paper, depth//2 long skips, κ_i = kappa**(i − 1)."""
 
     def __init__(
@@ -65,9 +69,9 @@ class ReferenceUViT(nn.Module):
             nn.Sequential(nn.Linear(D, 4 * D), nn.SiLU(), nn.Linear(4 * D, D)) if mlp_time_embed else nn.Identity()
         )
         self.pos_embed = nn.Parameter(0.02 * torch.randn(1, 1 + (img_size // patch_size) ** 2, D))
-        self.in_blocks = nn.ModuleList(ReferenceBlock(D, num_heads, False) for _ in range(depth // 2))
-        self.mid_block = ReferenceBlock(D, num_heads, False)
-        self.out_blocks = nn.ModuleList(ReferenceBlock(D, num_heads, True) for _ in range(depth // 2))
+        self.in_blocks = nn.ModuleList(PlainBlock(D, num_heads, False) for _ in range(depth // 2))
+        self.mid_block = PlainBlock(D, num_heads, False)
+        self.out_blocks = nn.ModuleList(PlainBlock(D, num_heads, True) for _ in range(depth // 2))
         self.norm = nn.LayerNorm(D)
         self.decoder_pred = nn.Linear(D, patch_size**2 * in_chans)
         self.final_layer = nn.Conv2d(in_chans, in_chans, 3, padding=1)
@@ -91,7 +95,7 @@ class ReferenceUViT(nn.Module):
 
 
 class PilImages(Dataset[Tensor]):
-    """Images one by one through PIL: opened from memory, mirrored by chance, made a tensor in [−1, 1]."""
+    """Images one by one through PIL: opened from memory, flipped at random, converted to [−1, 1]."""
 
     def __init__(self, images: np.ndarray[Any, Any], flip: bool) -> None:
         from PIL import Image
@@ -112,8 +116,8 @@ class PilImages(Dataset[Tensor]):
         return torch.from_numpy(array).permute(2, 0, 1).float().div(255).mul(2).sub(1)
 
 
-class ReferenceLoop:
-    """Data, forward, backward, clipping, AdamW, EMA, for any network that is called `net(x_t, t)`."""
+class PlainLoop:
+    """Data, forward, backward, clipping, AdamW and EMA for any network called as `net(x_t, t)`."""
 
     def __init__(
         self,
@@ -142,12 +146,12 @@ class ReferenceLoop:
         return batch
 
     def step(self) -> float:
-        """One step on a batch, times and noise of its own."""
+        """One step on the next batch with random times and noise."""
         x_0 = self.batch()
         return self.update(x_0, torch.rand(len(x_0)), torch.randn_like(x_0))
 
     def update(self, x_0: Tensor, t: Tensor, eps: Tensor) -> float:
-        """VP process with β from 0.1 to 20, t in [0, 1]."""
+        """One step on this batch: VP process with β from 0.1 to 20, t in [0, 1]."""
         log_alpha = -0.25 * t**2 * (20.0 - 0.1) - 0.5 * t * 0.1
         alpha = log_alpha.exp()[:, None, None, None]
         sigma = (1 - torch.exp(2 * log_alpha)).sqrt()[:, None, None, None]
@@ -164,3 +168,62 @@ class ReferenceLoop:
     def average(self) -> None:
         for mine, theirs in zip(self.averaged.parameters(), self.net.parameters(), strict=True):
             mine.mul_(self.decay).add_(theirs, alpha=1 - self.decay)
+
+
+class DiffusersLoop(PlainLoop):
+    """The step of diffusers' unconditional training example: DDPMScheduler, AdamW, clipping, EMAModel."""
+
+    def __init__(self, net: nn.Module, images: Any, **options: Any) -> None:
+        super().__init__(net, images, **options)
+        from diffusers import DDPMScheduler
+        from diffusers.training_utils import EMAModel
+
+        self.scheduler = DDPMScheduler(num_train_timesteps=1000)
+        self.ema = EMAModel(net.parameters(), decay=self.decay, use_ema_warmup=True, inv_gamma=1.0, power=0.75)
+
+    def update(self, x_0: Tensor, t: Tensor, eps: Tensor) -> float:
+        steps = (t * 1000).long().clamp(max=999)
+        noisy = self.scheduler.add_noise(x_0, eps, steps)
+        loss = F.mse_loss(self.net(noisy, steps).sample, eps)
+        loss.backward()
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.average()
+        return loss.item()
+
+    def average(self) -> None:
+        self.ema.step(self.net.parameters())
+
+
+def lucidrains_unet(dim: int, mults: tuple[int, ...]) -> nn.Module | None:
+    """Return lucidrains' U-Net, or None if the package is not installed (see requirements-peers.txt)."""
+    folder = Path(sys.prefix) / "peers"
+    if not (folder / "denoising_diffusion_pytorch").is_dir():
+        return None
+    import diffusers.pipelines.ddpm  # noqa: F401  (before torchvision is on the path: it changes what diffusers imports)
+
+    _declare_torchvision_operators()
+    sys.path.append(str(folder))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            package = importlib.import_module("denoising_diffusion_pytorch")
+    finally:
+        sys.path.remove(str(folder))
+    net: nn.Module = package.Unet(dim=dim, dim_mults=mults)
+    return net
+
+
+_LIBRARIES: list[torch.library.Library] = []  # kept alive: an operator dies with its library
+
+
+def _declare_torchvision_operators() -> None:
+    """Declare the two operators that torchvision's Python code needs; its binary has no CPU build for this torch."""
+    if _LIBRARIES or hasattr(torch.ops.torchvision, "nms"):
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _LIBRARIES.append(library)

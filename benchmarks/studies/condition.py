@@ -1,7 +1,7 @@
 """Do the samples of a run follow what they were asked for? A linear probe of real images judges them.
 
     scalelong train emoji-tiny --scaling cs --batch-size 32 --steps 1200 --out runs/emoji
-    python benchmarks/condition.py runs/emoji [--per-class 19] [--guidance 3] [--json results/condition-emoji.json]
+    python benchmarks/studies/condition.py runs/emoji [--per-class 19] [--guidance 3] [--json FILE]
 
 The probe (a ridge classifier on the pixels of real training images, averaged to at most 16×16) names the
 class of an image. Asked of each class equally often: the class itself, or captions of held-out images that belong to

@@ -5,7 +5,7 @@ TF1-style resize written with index arithmetic, features kept. Ours is `extract`
 CIFAR-10 test images from PNG files. They take turns, 50 images at a time, so that a change of the machine's load falls
 on both; rates are of the whole run, wall and CPU time.
 
-    OMP_NUM_THREADS=1 python benchmarks/inception_features.py --n 200 --out results/inception-features.json
+    OMP_NUM_THREADS=1 python benchmarks/studies/inception_features.py --n 200 --out results/inception-features.json
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def report(n: int, clocks: dict[str, Clock], sides: dict[str, list[Moments]], ou
     key = "images_per_second"
     cpu = "images_per_cpu_second"
     result = {
-        "command": f"OMP_NUM_THREADS={torch.get_num_threads()} python benchmarks/inception_features.py --n {n}",
+        "command": f"OMP_NUM_THREADS={torch.get_num_threads()} python benchmarks/studies/inception_features.py --n {n}",
         "images": f"cifar10 (test), 2 × {n}, PNG files, batch {BATCH}",
         **rates,
         "speedup_wall": round(rates["ours"][key] / rates["naive"][key], 3),

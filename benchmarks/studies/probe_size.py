@@ -1,6 +1,6 @@
 """How much the oscillation on the probe depends on how many images it has.
 
-    python benchmarks/probe_size.py [--steps 400] [--sizes 4 8 16 32] [--json FILE]
+    python benchmarks/studies/probe_size.py [--steps 400] [--sizes 4 8 16 32] [--json FILE]
 
 One digits run, watched at every step by a monitor a size. Over the windows of 50 steps that end after step 100: the
 median oscillation of ‖h_i‖, and how each window's compares with that of the largest probe (the standard deviation of
@@ -79,7 +79,7 @@ def main() -> None:
         for what, values in rows.items():
             print(f"{point}  {what:12}", "  ".join(f"{n}: {value:g}" for n, value in values.items()))
     if options.json:
-        command = " ".join(["python benchmarks/probe_size.py", *sys.argv[1:]])
+        command = " ".join(["python benchmarks/studies/probe_size.py", *sys.argv[1:]])
         options.json.write_text(json.dumps({"command": command, "results": found}, indent=2) + "\n")
 
 

@@ -3,7 +3,7 @@
 Both give shuffled, randomly mirrored float32 batches in [-1, 1] of the same pictures. The ways are measured in turn,
 round after round, so that a change of the machine's load falls on all of them; medians and ranges are printed.
 
-    OMP_NUM_THREADS=1 python benchmarks/data_pipeline.py
+    OMP_NUM_THREADS=1 python benchmarks/studies/data_pipeline.py
 """
 
 from __future__ import annotations
