@@ -1,8 +1,8 @@
 """Baselines: U-ViT and its training loop as such code is usually written, diffusers' example loop, lucidrains' U-Net.
 
 The plain U-ViT concatenates skips, multiplies κ in the block, uses AdamW with default options, averages weights one
-tensor at a time, loads PIL images through a `DataLoader` and draws noise from the global generator. Its parameters have U-ViT's
-names, so both networks load one state dict and their losses can be compared (tests/benchmarks).
+tensor at a time, loads PIL images through a `DataLoader` and draws noise from the global generator. Its parameters
+have U-ViT's names, so both networks load one state dict and their losses can be compared (tests/benchmarks).
 """
 
 from __future__ import annotations
