@@ -44,7 +44,7 @@ def test_kappa_explains_itself_and_draws(capsys, images, tmp_path):
     )
     assert code == 0
     recommended = estimate_kappa(pixels, num_skips=8, samples=2000).recommended
-    for words in (f"recommended {recommended:.2f}", "geometric middle", "Lemma 3.2", "the paper's for CIFAR-10"):
+    for words in (f"recommended {recommended:.2f}", "geometric middle", "Lemma 3.2", "the paper's choice for CIFAR-10"):
         assert words in " ".join(out.split())
     assert image.imread(figure).shape[2] == 4
 
@@ -99,7 +99,7 @@ def test_theory_prints_tables_and_verdicts(capsys, tmp_path, monkeypatch):
     small = ("--seeds", "2", "--width", "32", "--skips", "2", "--depth", "1")
     code, out, _ = run(capsys, "theory", *small, "--kappa", "0.8", "--out", str(figure))
     assert code == 0
-    for words in ("What the paper says", "Theorem 3.1", "Theorem 3.3", "Theorem 3.4", "CS 0.8", "Does it hold"):
+    for words in ("The paper's predictions", "Theorem 3.1", "Theorem 3.3", "Theorem 3.4", "CS 0.8", "Does it hold"):
         assert words in out
     assert "…" not in out  # nothing is cut off at 80 columns
     assert image.imread(figure).shape[2] == 4

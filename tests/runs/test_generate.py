@@ -97,7 +97,7 @@ def test_the_sample_command_writes_a_sheet_or_a_folder(tmp_path, plain, capsys):
     [
         (["sample", "nowhere"], "nowhere is not a run folder"),
         (["sample", "RUN", "--sampler", "dpm"], "unknown sampler 'dpm'"),
-        (["sample", "RUN", "--n", "0"], "at least 1"),
+        (["sample", "RUN", "--n", "0"], "--n must be an integer >= 1, got 0"),
         (["sample", "RUN", "--device", "tpu9"], "device 'tpu9'"),
         (["train", "digit"], "did you mean 'digits'"),
         (["train", "--scaling", "css"], "did you mean 'cs'"),

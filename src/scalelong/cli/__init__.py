@@ -1,4 +1,4 @@
-"""The `scalelong` command: thin, one file a command, and no torch import until a command runs."""
+"""The `scalelong` command. Every command imports what it needs when it runs, so `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line and leave with its exit code: 0 only on success."""
+    """Run the command line and exit: code 0 only on success, one line on standard error for a failure."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
         )
         raise SystemExit(1) from None
 
-    for stream in (sys.stdout, sys.stderr):  # a terminal without κ, a file name that is no text: shown as escapes
+    for stream in (sys.stdout, sys.stderr):  # print κ and undecodable file names as escapes where they cannot be shown
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
     if not debug:
@@ -38,29 +38,32 @@ def main(argv: list[str] | None = None) -> None:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `scalelong … | head` is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `scalelong … | head` is not an error
         raise SystemExit(0) from None
     except Exception as error:
         if debug:
             raise
-        print(f"error: {_sentence(error)}", file=sys.stderr)
+        print(f"error: {_message(error)}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
 def _show_warning(message: Warning | str, *where: Any, **options: Any) -> None:
-    """One line for people: what is warned of, not where in the code."""
+    """Print the warning's text without its source location."""
     print(f"warning: {message}", file=sys.stderr)
 
 
-def _sentence(error: Exception) -> str:
-    """One line for people. What nobody foresaw says so, and where to look."""
+def _message(error: Exception) -> str:
+    """Return an error as one line. An unexpected error says so and points to --debug."""
     from scalelong.errors import MissingExtraError, ScaleLongError, one_line, out_of_memory
 
-    said = one_line(error)
+    text = one_line(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         return one_line(f"{error.filename}: {error.strerror}")
     if isinstance(error, (ScaleLongError, MissingExtraError, OSError)):
-        return said or type(error).__name__
+        return text or type(error).__name__
     if out_of_memory(error):
-        return f"out of memory: {said or 'the system gave no more'}; a smaller batch needs less"
-    return f"unexpected {type(error).__name__}: {said}; --debug shows where (a fault of scalelong, please report it)"
+        return f"out of memory: {text or 'allocation failed'}; use a smaller batch"
+    return (
+        f"unexpected {type(error).__name__}: {text}; run again with --debug for the traceback "
+        "(this is a bug in scalelong, please report it)"
+    )

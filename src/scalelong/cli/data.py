@@ -1,79 +1,87 @@
-"""`scalelong data`: which datasets there are, preparing them, and what was prepared."""
+"""`scalelong data`: list, prepare and inspect datasets, and compute their reference statistics."""
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(
-    help="List, prepare and inspect datasets.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+from scalelong.cli._shared import (
+    BatchSize,
+    DatasetName,
+    Device,
+    Json,
+    Weights,
+    check_counts,
+    echo_json,
+    print_lines,
+    print_table,
 )
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="A named dataset, an image folder or archive, .npy, .npz, or hf:NAME.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app = typer.Typer(help="List, prepare and inspect datasets.", no_args_is_help=True, rich_markup_mode="rich")
 
 
 @app.command("list")
 def list_command(json: Json = False) -> None:
-    """Show the named datasets, where each is looked for, and what is prepared.
+    """List the named datasets, their sources, and what is prepared.
 
     Example: scalelong data list
     """
     from scalelong.data import CATALOG, prepared
 
-    here = prepared()
-    rows = [
+    manifests = prepared()
+    rows: list[dict[str, Any]] = [
         {
-            "name": spec.name,
-            "summary": spec.summary,
+            "name": spec.name, "summary": spec.summary,
             "images": {split: counts[0] for split, counts in spec.counts.items()},
-            "image_size": spec.image_size,
-            "channels": spec.channels,
-            "classes": spec.num_classes,
-            "captions": spec.captions,
-            "sources": spec.source_titles(),
-            "licence": spec.licence,
-            "prepared": [_brief(entry) for entry in here if entry["name"] == spec.name],
+            "image_size": spec.image_size, "channels": spec.channels, "classes": spec.num_classes,
+            "captions": spec.captions, "sources": spec.source_titles(), "licence": spec.licence,
+            "prepared": [_brief(manifest) for manifest in manifests if manifest["name"] == spec.name],
         }
         for spec in CATALOG.values()
-    ]
-    others = [_brief(entry) for entry in here if entry["name"] not in CATALOG]
+    ]  # fmt: skip
+    others = [_brief(manifest) for manifest in manifests if manifest["name"] not in CATALOG]
     if json:
-        typer.echo(json_module.dumps({"datasets": rows, "others": others}))
+        echo_json({"datasets": rows, "others": others})
         return
-    _print_list(rows, others)
+    cells = [
+        (
+            row["name"],
+            "\n".join(f"{count:,} {split}" for split, count in row["images"].items()),
+            f"{row['image_size']}×{row['image_size']}×{row['channels']}",
+            ", ".join(filter(None, (str(row["classes"] or ""), "captions" if row["captions"] else ""))) or "-",
+            "\n".join(_split_and_size(entry, row["image_size"]) for entry in row["prepared"]) or "no",
+        )
+        for row in rows
+    ]
+    print_table("Datasets", ("name", "images", "size", "classes", "prepared"), cells, left=5)
+    sources = [(row["name"], " → ".join(row["sources"])) for row in rows]
+    print_table("Sources, in the order they are tried", ("name", "sources"), sources, left=2)
+    print_lines(_title(entry) for entry in others)
+    typer.echo("An image folder, an archive, a .npy or .npz file, or hf:NAME works wherever a dataset name does.")
 
 
 @app.command()
 def prepare(
-    name: Name,
+    name: DatasetName,
     split: Annotated[
         list[str] | None,
-        typer.Option(help="Which split; may be repeated. Default: all of a named dataset, else train."),
+        typer.Option(help="Split to prepare; repeatable. Default: all splits of a named dataset, otherwise train."),
     ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Centre-crop and resize to this many pixels a side.")] = None,
-    channels: Annotated[
-        int | None, typer.Option(help="1 for grey, 3 for colour. Default: the dataset's, else 3.")
-    ] = None,
-    background: Annotated[str | None, typer.Option(help="The colour under transparent images, such as white.")] = None,
-    holdout: Annotated[float, typer.Option(help="The share of train that is kept for validation.")] = 0.0,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad files out, and list them.")] = False,
+    image_size: Annotated[int | None, typer.Option(help="Center-crop and resize to this many pixels.")] = None,
+    channels: Annotated[int | None, typer.Option(help="1 for gray, 3 for color. Default: the dataset's, or 3.")] = None,
+    background: Annotated[str | None, typer.Option(help="Color under transparent images, such as white.")] = None,
+    holdout: Annotated[float, typer.Option(help="Fraction of train to hold out for validation.")] = 0.0,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable files and list them.")] = False,
     source: Annotated[
         Path | None, typer.Option("--from", help="A local copy of a named dataset's published files.")
     ] = None,
-    config: Annotated[str | None, typer.Option(help="The configuration of a Hugging Face dataset.")] = None,
-    image_column: Annotated[str | None, typer.Option(help="Its column of images.")] = None,
-    label_column: Annotated[str | None, typer.Option(help="Its column of labels.")] = None,
-    caption_column: Annotated[str | None, typer.Option(help="Its column of captions.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Prepare again what is prepared.")] = False,
+    config: Annotated[str | None, typer.Option(help="Configuration of a Hugging Face dataset.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Image column of a Hugging Face dataset.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="Label column of a Hugging Face dataset.")] = None,
+    caption_column: Annotated[str | None, typer.Option(help="Caption column of a Hugging Face dataset.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Prepare again even if the dataset is prepared.")] = False,
     json: Json = False,
 ) -> None:
     """Find a dataset, check it, and write it once into the cache ($SCALELONG_CACHE).
@@ -88,75 +96,109 @@ def prepare(
     results = []
     for part in splits:
         data = load(
-            name,
-            part,
-            image_size=image_size,
-            channels=channels,
-            background=background,
-            holdout=holdout,
-            skip_bad=skip_bad,
-            source=source,
-            config=config,
-            image_column=image_column,
-            label_column=label_column,
-            caption_column=caption_column,
-            force=force,
-        )
+            name, part, image_size=image_size, channels=channels, background=background, holdout=holdout,
+            skip_bad=skip_bad, source=source, config=config, image_column=image_column, label_column=label_column,
+            caption_column=caption_column, force=force,
+        )  # fmt: skip
         results.append({**data.manifest, "folder": str(data.folder)})
         if not json:
             _print_prepared(results[-1])
     if json:
-        typer.echo(json_module.dumps([_brief(result) | {"skipped_files": result["skipped"]} for result in results]))
+        echo_json([_brief(result) | {"skipped_files": result["skipped"]} for result in results])
 
 
 @app.command()
 def info(
-    name: Name,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its hash.")] = False,
-    grid: Annotated[Path | None, typer.Option(help="Write a sheet of images of the first split as PNG.")] = None,
+    name: DatasetName,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its recorded hash.")] = False,
+    grid: Annotated[Path | None, typer.Option(help="Write a PNG grid of images of the first split.")] = None,
     json: Json = False,
 ) -> None:
-    """Show what a dataset is and what of it is prepared.
+    """Show a dataset's facts and its prepared splits.
 
     Example: scalelong data info cifar10 --verify --grid cifar10.png
     """
     from scalelong.data import CATALOG, ImageData, prepared
     from scalelong.data.prepare import resolve
-    from scalelong.errors import ScaleLongError
+    from scalelong.errors import DataError
     from scalelong.files import check_target
 
     if grid is not None:
         check_target(grid, suffixes=(".png",))
     origin = resolve(name)
-    entries = [entry for entry in prepared() if entry["name"] == origin.name]
-    opened = [ImageData(entry["folder"]) for entry in entries]
-    if (verify or grid) and not opened:
-        raise ScaleLongError(f"{name} is not prepared: scalelong data prepare {name}")
-    for data in opened if verify else ():
+    manifests = [manifest for manifest in prepared() if manifest["name"] == origin.name]
+    splits = [ImageData(manifest["folder"]) for manifest in manifests]
+    if (verify or grid) and not splits:
+        raise DataError(f"{name} is not prepared; run: scalelong data prepare {name}")
+    for data in splits if verify else ():
         data.verify()
     if grid is not None:
-        _write_grid(opened[0], grid)
-    spec = CATALOG.get(origin.name)
+        _write_grid(splits[0], grid)
     if json:
-        facts = [{**_brief(entry), "verified": verify, "skipped_files": entry["skipped"]} for entry in entries]
-        typer.echo(json_module.dumps({"name": origin.name, "prepared": facts}))
+        facts = [{**_brief(entry), "verified": verify, "skipped_files": entry["skipped"]} for entry in manifests]
+        echo_json({"name": origin.name, "prepared": facts})
         return
-    if spec is not None:
+    if (spec := CATALOG.get(origin.name)) is not None:
         classes = f", {spec.num_classes} classes" if spec.num_classes else ""
+        captions = ", captions" if spec.captions else ""
         typer.echo(f"{spec.name}: {spec.summary}")
-        typer.echo(
-            f"  {spec.image_size}×{spec.image_size}×{spec.channels}{classes}{', captions' if spec.captions else ''}"
-        )
+        typer.echo(f"  {spec.image_size}×{spec.image_size}×{spec.channels}{classes}{captions}")
         typer.echo(f"  licence: {spec.licence}")
         typer.echo(f"  sources, in order: {'; '.join(spec.source_titles())}")
-    if not entries:
-        typer.echo(f"not prepared: scalelong data prepare {name}")
-    for entry in entries:
-        _print_prepared(entry)
+    if not manifests:
+        typer.echo(f"not prepared; run: scalelong data prepare {name}")
+    for manifest in manifests:
+        _print_prepared(manifest)
     if verify:
-        typer.echo("every file has the hash in its manifest")
+        typer.echo("verified: every file matches its recorded hash")
     if grid is not None:
-        typer.echo(f"sheet: {grid}")
+        typer.echo(f"grid: {grid}")
+
+
+@app.command()
+def stats(
+    name: DatasetName,
+    split: Annotated[str, typer.Option(help="Split to use.")] = "train",
+    n: Annotated[int | None, typer.Option("--n", "-n", help="Number of images, from the first. Default: all.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Size of the prepared data. Default: the dataset's.")] = None,
+    extractor: Annotated[str, typer.Option(help="inception (FID) or pixels (8×8 means, not FID).")] = "inception",
+    weights: Weights = None,
+    batch_size: BatchSize = 50,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(help="Also write to this .safetensors file, for --reference.")] = None,
+    json: Json = False,
+) -> None:
+    """Compute a dataset's reference statistics for FID and KID and cache them with their card.
+
+    Run the same command again to resume; a larger --n continues from a smaller one.
+
+    Example: scalelong data stats cifar10 --split train
+    """
+    from scalelong.data import CATALOG
+    from scalelong.errors import invalid
+    from scalelong.evaluation import build_extractor, dataset_reference, write_reference
+    from scalelong.runs.generate import best_device
+
+    check_counts(n=n, batch_size=batch_size)
+    if out is not None and out.suffix != ".safetensors":
+        raise invalid("--out", "a .safetensors file", str(out))
+    network: Any = build_extractor(extractor, weights)
+    network.to(best_device(device))
+    reference = dataset_reference(name, split, network, n, batch_size, image_size=image_size)
+    if out is not None:
+        write_reference(out, reference)
+    card = reference.card
+    if json:
+        echo_json(card.to_dict())
+        return
+    assert card.image is not None
+    size = "×".join(str(length) for length in card.image)
+    typer.echo(f"{card.name} ({card.split}): {card.n:,} images, {size}, content {card.content[:20]}")
+    typer.echo(f"  {card.extractor}, weights {str(card.weights)[:12]}, {card.resize}")
+    typer.echo(f"  computed in {card.seconds:,.0f} s, {card.created}")
+    named = f"{name}:{card.split}" + ("" if n is None else f":{n}") if name in CATALOG else None
+    use = out or named
+    typer.echo(f"  use with: --reference {use}" if use else "  write it with --out FILE.safetensors for --reference")
 
 
 def _brief(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -170,17 +212,24 @@ def _brief(manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _print_prepared(manifest: dict[str, Any], listed: int = 20) -> None:
+def _title(manifest: dict[str, Any]) -> str:
     count, height, width, channels = manifest["shape"]
+    return f"{manifest['name']} ({manifest['split']}): {count:,} images, {width}×{height}×{channels}"
+
+
+def _split_and_size(entry: dict[str, Any], usual: int) -> str:
+    size = entry["shape"][1]
+    return str(entry["split"]) if size == usual else f"{entry['split']} at {size}"
+
+
+def _print_prepared(manifest: dict[str, Any], listed: int = 20) -> None:
     classes = f", {len(manifest['class_names'])} classes" if manifest["class_names"] is not None else ""
     captions = ", captions" if "captions" in manifest["hashes"] else ""
-    typer.echo(
-        f"{manifest['name']} ({manifest['split']}): {count:,} images, {width}×{height}×{channels}{classes}{captions}"
-    )
+    typer.echo(_title(manifest) + classes + captions)
     typer.echo(f"  from {manifest['source']}")
     typer.echo(f"  in {manifest['folder']}")
     if manifest.get("ignored_files"):
-        typer.echo(f"  {manifest['ignored_files']:,} files are not images and were passed over")
+        typer.echo(f"  ignored {manifest['ignored_files']:,} files that are not images")
     skipped = manifest["skipped"]
     if skipped:
         typer.echo(f"  skipped {len(skipped):,} bad files:")
@@ -197,39 +246,3 @@ def _write_grid(data: Any, path: Path, count: int = 144) -> None:
 
     rows = np.linspace(0, len(data) - 1, min(count, len(data))).astype(int)
     save_grid(np.stack([data.images[row] for row in rows]), path)
-
-
-def _ready(entry: dict[str, Any], usual: int) -> str:
-    size = entry["shape"][1]
-    return str(entry["split"]) if size == usual else f"{entry['split']} at {size}"
-
-
-def _print_list(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="Datasets", title_justify="left")
-    for column in ("name", "images", "size", "classes", "prepared"):
-        table.add_column(column, no_wrap=True)
-    for row in rows:
-        ready = [_ready(entry, row["image_size"]) for entry in row["prepared"]]
-        table.add_row(
-            row["name"],
-            "\n".join(f"{count:,} {split}" for split, count in row["images"].items()),
-            f"{row['image_size']}×{row['image_size']}×{row['channels']}",
-            ", ".join(filter(None, (str(row["classes"] or ""), "captions" if row["captions"] else ""))) or "-",
-            "\n".join(ready) or "no",
-        )
-    sources = Table(title="Sources, in the order in which they are tried", title_justify="left")
-    for column in ("name", "sources"):
-        sources.add_column(column)
-    for row in rows:
-        sources.add_row(row["name"], escape(" → ".join(row["sources"])))
-    console = Console()
-    console.print(table, sources)
-    for entry in others:
-        count, height, width, channels = entry["shape"]
-        about = f"{entry['name']} ({entry['split']}): {count:,} images, {width}×{height}×{channels}"
-        console.print(escape(about), highlight=False)
-    typer.echo("Any image folder or archive, .npy, .npz and hf:NAME can be given in place of a name.")

@@ -1,12 +1,13 @@
-"""`scalelong paper`: the paper's tables and figures, at a size a CPU can run or at the paper's own."""
+"""`scalelong paper`: the paper's tables and figures, at a size a CPU can run or at the paper's size."""
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from scalelong.cli._shared import Jobs, Json, Quiet, console, echo_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from scalelong.paper.item import Item
@@ -16,26 +17,26 @@ WORDS = ("list", "all", "page")
 
 
 def paper(
-    item: Annotated[str, typer.Argument(help="figure-1, 3, 5, 6, 7, 11, 12, 13, table-1 … 4; or list, all, page.")],
-    size: Annotated[str, typer.Option(help="cpu, or paper: the real presets, for GPUs.")] = "cpu",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, steps and cost, and leave.")] = False,
+    item: Annotated[str, typer.Argument(help="figure-1, 3, 5, 6, 7, 11, 12 or 13, table-1 … 4; or list, all or page.")],
+    size: Annotated[str, typer.Option(help="cpu, or paper for the paper's presets on GPUs.")] = "cpu",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, steps and cost, and exit.")] = False,
     seeds: Annotated[
-        str | None, typer.Option(help="How many seeds, or the seeds themselves: 4,7. By default the item's own, 3.")
+        str | None, typer.Option(help="Number of seeds, or a list of seeds such as 4,7. Default: the item's, 3.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of every run, in place of the item's own.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs side by side; by default one a GPU, else one a core.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of every run. Default: the item's.")] = None,
+    jobs: Jobs = None,
     train: Annotated[
-        bool, typer.Option("--train/--no-train", help="Train what is missing, or judge what is there.")
+        bool, typer.Option("--train/--no-train", help="Train missing runs, or judge the finished ones.")
     ] = True,
-    runs: Annotated[Path, typer.Option(help="Where runs are kept, shared between items.")] = Path("runs/paper"),
-    out: Annotated[Path, typer.Option(help="Where ITEM.json and ITEM.png go.")] = Path("results/paper"),
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    runs: Annotated[Path, typer.Option(help="Folder of the runs, shared between items.")] = Path("runs/paper"),
+    out: Annotated[Path, typer.Option(help="Folder for ITEM.json and ITEM.png.")] = Path("results/paper"),
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Run a table or a figure of the paper and hold it against the paper's claims.
+    """Run a table or a figure of the paper and test the paper's claims.
 
-    Verdicts follow from 95 % intervals over seeds by a rule stated beforehand (docs/paper.md). The same command again
-    goes on where it stopped.
+    Verdicts follow from 95 % intervals over seeds by a rule fixed beforehand (docs/paper.md). Run the same command
+    again to resume.
 
     Examples:
 
@@ -61,23 +62,23 @@ def paper(
 
         typer.echo(f"page: {write_page(out, PAGE)}")
     elif item == "all":
-        _all(list(ITEMS.values()), options, dry_run, json)
+        _run_all(list(ITEMS.values()), options, dry_run, json)
     else:
         try:
-            found = find_item(item)
+            selected = find_item(item)
         except ValueError:
             raise unknown("item", item, [*ITEMS, *WORDS]) from None
-        _do(found, options, dry_run, json)
+        _run(selected, options, dry_run, json)
 
 
-def _all(items: list[Item], options: Options, dry_run: bool, json: bool) -> None:
-    """One after the other; what cannot be run does not stop the rest, and the exit code tells."""
+def _run_all(items: list[Item], options: Options, dry_run: bool, json: bool) -> None:
+    """Run the items one after the other. An item that fails does not stop the rest; the exit code is then 1."""
     from scalelong.errors import ScaleLongError
 
     failed = False
     for item in items:
         try:
-            _do(item, options, dry_run, json)
+            _run(item, options, dry_run, json)
         except ScaleLongError as error:
             typer.echo(f"error: {error}", err=True)
             failed = True
@@ -85,7 +86,7 @@ def _all(items: list[Item], options: Options, dry_run: bool, json: bool) -> None
         raise typer.Exit(1)
 
 
-def _do(item: Item, options: Options, dry_run: bool, json: bool) -> None:
+def _run(item: Item, options: Options, dry_run: bool, json: bool) -> None:
     from scalelong.paper.run import StoppedError, run_item
 
     if dry_run:
@@ -94,10 +95,10 @@ def _do(item: Item, options: Options, dry_run: bool, json: bool) -> None:
     try:
         result = run_item(item, options)
     except StoppedError as stopped:
-        typer.echo("stopped; the same command goes on", err=True)
+        typer.echo("stopped; run the same command again to resume", err=True)
         raise typer.Exit(128 + stopped.signal) from None
     if json:
-        typer.echo(json_module.dumps(result, ensure_ascii=False))
+        echo_json(result)
     else:
         _print(result, options)
     for line in result["failures"]:
@@ -118,12 +119,10 @@ def _dry_run(item: Item, options: Options, json: bool) -> None:
     commands += list(item.commands) if options.size == "paper" else []
     costs = describe_cost(item, options.size, seeds, options.steps)
     if json:
-        typer.echo(json_module.dumps({"item": item.name, "commands": commands, "cost": costs}, ensure_ascii=False))
+        echo_json({"item": item.name, "commands": commands, "cost": costs})
         return
     typer.echo(f"# {item.name}: {item.title} ({options.size} size)")
-    for line in costs:
-        typer.echo(f"# {line}")
-    for line in commands:
+    for line in (*(f"# {cost}" for cost in costs), *commands):
         typer.echo(line)
 
 
@@ -132,25 +131,21 @@ def _list(options: Options, json: bool) -> None:
     from scalelong.paper.registry import ITEMS
     from scalelong.paper.run import read_result
 
-    rows = []
-    for item in ITEMS.values():
-        result = read_result(options.results / f"{item.name}.json")
-        minutes = round(minutes_on_two_cores(item))
-        rows.append({"item": item.name, "shows": item.shows, "minutes": minutes, "state": _state(result)})
+    rows = [
+        {
+            "item": item.name,
+            "shows": item.shows,
+            "minutes": round(minutes_on_two_cores(item)),
+            "state": _state(read_result(options.results / f"{item.name}.json")),
+        }
+        for item in ITEMS.values()
+    ]
     if json:
-        typer.echo(json_module.dumps(rows, ensure_ascii=False))
+        echo_json(rows)
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_lines=True)
-    for name in ("item", "what the paper shows", "min on 2 cores", "state"):
-        table.add_column(name, justify="right" if name.startswith("min") else "left")
-    for row in rows:
-        table.add_row(str(row["item"]), str(row["shows"]), str(row["minutes"]), str(row["state"]))
-    console = Console()
-    (console if console.is_terminal else Console(width=max(console.width, 120))).print(table)
-    typer.echo("Minutes are from nothing; items share runs. --size paper --dry-run has the cost at the paper's size.")
+    cells = [[str(value) for value in row.values()] for row in rows]
+    print_table("", ("item", "what the paper shows", "min on 2 cores", "state"), cells, left=4, lines=True)
+    typer.echo("Minutes count all runs; items share runs. --size paper --dry-run prints the cost at the paper's size.")
 
 
 def _state(result: dict[str, Any] | None) -> str:
@@ -161,32 +156,19 @@ def _state(result: dict[str, Any] | None) -> str:
 
 
 def _print(result: dict[str, Any], options: Options) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from scalelong.paper.page import measured
 
-    console = Console()
-    console = console if console.is_terminal else Console(width=max(console.width, 120))
-    console.print(f"[bold]{result['item']}: {result['title']}[/]", highlight=False)
-    console.print(f"The paper shows {result['paper_shows']}.", highlight=False, markup=False)
-    for facts in result["tables"]:
-        table = Table(title=facts["title"], title_justify="left")
-        for column in facts["columns"]:
-            table.add_column(escape(column))
-        for row in facts["rows"]:
-            table.add_row(*(escape(text) for text in row))
-        console.print(table)
-    table = Table(title="claims", title_justify="left", show_lines=True)
-    for column in ("claim", "the paper", "predicted", "measured [95 %]", "verdict"):
-        table.add_column(column)
-    for claim in result["claims"]:
-        cells = (claim["claim"], claim["paper"], claim["predicted"], measured(claim), claim["verdict"])
-        table.add_row(*(escape(text) for text in cells))
-    console.print(table)
-    for note in result["notes"]:
-        console.print(f"• {note}", highlight=False, markup=False)
+    screen = console()
+    screen.print(f"[bold]{result['item']}: {result['title']}[/]")
+    screen.print(f"The paper shows {result['paper_shows']}.", markup=False)
+    for table in result["tables"]:
+        print_table(table["title"], table["columns"], table["rows"], left=len(table["columns"]))
+    rows = [
+        (claim["claim"], claim["paper"], claim["predicted"], measured(claim), claim["verdict"])
+        for claim in result["claims"]
+    ]
+    print_table("claims", ("claim", "paper", "predicted", "measured [95 %]", "verdict"), rows, left=5, lines=True)
+    print_lines(result["notes"], "• ")
     if not result["complete"]:
-        console.print(f"incomplete: {len(result['missing'])} runs are missing", style="yellow")
-    typer.echo(f"written: {options.results / result['figure']} and .json beside it")
+        screen.print(f"incomplete: {len(result['missing'])} runs are missing", style="yellow")
+    typer.echo(f"wrote {options.results / result['figure']} and the .json file with the same name")

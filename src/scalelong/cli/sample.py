@@ -1,4 +1,4 @@
-"""`scalelong sample`: images from a trained run."""
+"""`scalelong sample`: sample images from a trained run."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ from typing import Annotated
 
 import typer
 
+from scalelong.cli._shared import BatchSize, Device, Guidance, Precision, RunFolder, Sampler, SamplerSteps, check_counts
+
 
 def sample(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    n: Annotated[int, typer.Option("--n", "-n", help="How many images.")] = 64,
+    run: RunFolder,
+    n: Annotated[int, typer.Option("--n", "-n", help="Number of images.")] = 64,
     out: Annotated[
-        Path | None, typer.Option(help="A .png for one sheet, else a folder of images; by default RUN/samples/….png.")
+        Path | None, typer.Option(help="A .png file for one grid, or a folder of images. Default: RUN/samples/….png.")
     ] = None,
-    sampler: Annotated[
-        str | None, typer.Option(help="euler-maruyama, euler-ode, dpm-solver-fast, ddpm, ddim or dpm-solver++.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Network evaluations an image.")] = None,
-    guidance: Annotated[
-        float | None, typer.Option(help="Classifier-free guidance; 1 is none, the paper's scale s is s + 1 here.")
-    ] = None,
+    sampler: Sampler = None,
+    steps: SamplerSteps = None,
+    guidance: Guidance = None,
     classes: Annotated[
         list[str] | None, typer.Option("--class", help="A class by number or name; repeatable. Default: all in turn.")
     ] = None,
-    prompts: Annotated[list[str] | None, typer.Option("--prompt", help="A text; repeatable.")] = None,
-    seed: Annotated[int, typer.Option(help="Image k depends on (seed, k), never on the batch.")] = 0,
-    first: Annotated[int, typer.Option(help="The number of the first image.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 64,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; by default the fastest there is.")] = None,
+    prompts: Annotated[list[str] | None, typer.Option("--prompt", help="A text prompt; repeatable.")] = None,
+    seed: Annotated[int, typer.Option(help="Image k depends on (seed, k) only, not on the batch.")] = 0,
+    first: Annotated[int, typer.Option(help="Index of the first image.")] = 0,
+    batch_size: BatchSize = 64,
+    precision: Precision = "fp32",
+    device: Device = None,
 ) -> None:
     """Sample images from a trained run.
 
@@ -44,14 +42,12 @@ def sample(
     import numpy as np
 
     from scalelong.data.grid import save_grid
-    from scalelong.errors import ScaleLongError
     from scalelong.files import atomic_file, check_target
     from scalelong.progress import track
     from scalelong.runs.generate import Request, best_device, generate, grid_columns
     from scalelong.runs.run import load_run
 
-    if n < 1 or batch_size < 1:
-        raise ScaleLongError(f"--n and --batch-size are at least 1, not {n} and {batch_size}")
+    check_counts(n=n, batch_size=batch_size)
     if out is not None:
         check_target(out, folder=out.suffix.lower() != ".png")
     trained = load_run(run)
@@ -79,6 +75,6 @@ def sample(
 
         for k, image in enumerate(images, start=first):
             picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-            with atomic_file(target / f"{k:06d}.png") as aside:
-                picture.save(aside, format="PNG")
+            with atomic_file(target / f"{k:06d}.png") as temporary:
+                picture.save(temporary, format="PNG")
     typer.echo(str(target))

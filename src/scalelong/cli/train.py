@@ -1,4 +1,4 @@
-"""`scalelong train`: train a preset, or go on with a run."""
+"""`scalelong train`: train a preset, or resume a run."""
 
 from __future__ import annotations
 
@@ -7,32 +7,25 @@ from typing import Annotated
 
 import typer
 
-PANEL = "The run"
+from scalelong.cli._shared import PresetName, Quiet, Settings
 
 
 def train(
-    preset: Annotated[str, typer.Argument(help="A preset; `scalelong presets` lists them.")] = "digits",
+    preset: PresetName = "digits",
     scaling: Annotated[
-        str | None,
-        typer.Option(help="none, uniform, cs, cs-reverse, ls, stable or rezero.", rich_help_panel=PANEL),
+        str | None, typer.Option(help="none, uniform, cs, cs-reverse, ls, stable or rezero. Default: the preset's.")
     ] = None,
-    kappa: Annotated[float | None, typer.Option(help="κ of cs, cs-reverse and uniform.", rich_help_panel=PANEL)] = None,
-    data: Annotated[
-        str | None, typer.Option(help="A dataset's name, a folder, a .npy file or hf:NAME.", rich_help_panel=PANEL)
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="How many steps in all.", rich_help_panel=PANEL)] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Images a step, over all processes.", rich_help_panel=PANEL)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, data order and noise.", rich_help_panel=PANEL)] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; by default runs/PRESET-SCALING-SEED.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting: train.lr=1e-3, checkpoint.every=100, …")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and leave.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    kappa: Annotated[float | None, typer.Option(help="κ of cs, cs-reverse and uniform.")] = None,
+    data: Annotated[str | None, typer.Option(help="A dataset name, a folder, a .npy file or hf:NAME.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Total number of steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step over all processes.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and noise.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/PRESET-SCALING-seedN.")] = None,
+    settings: Settings = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and exit.")] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Train a diffusion model. The same command again goes on where it stopped.
+    """Train a diffusion model. Run the same command again to resume.
 
     Examples:
 
@@ -42,11 +35,11 @@ def train(
 
       accelerate launch -m scalelong train cifar10-uvit-s --scaling ls
     """
-    from scalelong.errors import ScaleLongError
+    from scalelong.errors import InvalidValueError
     from scalelong.training.choose import choose, default_out
 
     if kappa is not None and scaling not in (None, "cs", "cs-reverse", "uniform"):
-        raise ScaleLongError(f"--kappa {kappa:g} is for cs, cs-reverse and uniform; scaling {scaling!r} has no κ")
+        raise InvalidValueError(f"--kappa {kappa:g} needs --scaling cs, cs-reverse or uniform, got {scaling!r}")
     config = choose(
         preset, scaling=scaling, kappa=kappa, data=data, steps=steps, batch_size=batch_size, seed=seed,
         settings=settings or [],
@@ -65,6 +58,4 @@ def train(
     if not result.finished:
         raise typer.Exit(128 + (result.signal or 0))
     if not quiet:
-        typer.echo(
-            f"trained: {folder} (model/ is the EMA network, samples/ the grids, metrics.jsonl the curves)", err=True
-        )
+        typer.echo(f"finished: {folder} (model/ holds the EMA network, metrics.jsonl the curves)", err=True)

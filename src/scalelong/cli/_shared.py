@@ -1,0 +1,118 @@
+"""What the commands share: option declarations, tables, JSON output and checks of output paths."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Options that several commands take. Defaults stand in the signatures.
+PresetName = Annotated[str, typer.Argument(help="Name of a preset; `scalelong presets` lists them.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+DatasetName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A dataset name, a folder or archive of images, a .npy or .npz file, or hf:NAME."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
+Figure = Annotated[Path | None, typer.Option(help="Write the figure to this file (.png, .svg or .pdf).")]
+Jobs = Annotated[int | None, typer.Option(help="Runs in parallel. Default: one per GPU, or one per CPU core.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Any setting; repeatable: train.lr=1e-3, checkpoint.every=100, …")
+]
+BatchSize = Annotated[int, typer.Option(help="Images per batch.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps. Default: the fastest available device.")]
+Precision = Annotated[str, typer.Option(help="Precision of sampling: fp32, bf16 or fp16.")]
+Weights = Annotated[Path | None, typer.Option(help="A local file with the extractor's weights.")]
+Sampler = Annotated[
+    str | None,
+    typer.Option(help="euler-maruyama, euler-ode, dpm-solver-fast, ddpm, ddim or dpm-solver++. Default: the run's."),
+]
+SamplerSteps = Annotated[int | None, typer.Option(help="Network evaluations per image. Default: the run's.")]
+Guidance = Annotated[
+    float | None,
+    typer.Option(help="Classifier-free guidance; 1 turns it off, and the paper's scale s is s + 1 here."),
+]
+
+
+def echo_json(value: Any) -> None:
+    """Print `value` as one line of JSON."""
+    typer.echo(json_module.dumps(value, ensure_ascii=False))
+
+
+def check_figure(path: Path | None) -> None:
+    """Raise before the work starts if no figure can be written to `path`."""
+    from scalelong.files import FIGURES, check_target
+
+    if path is not None:
+        check_target(path, suffixes=FIGURES)
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raise unless every given count is at least 1; keywords are option names without the dashes."""
+    from scalelong.errors import invalid
+
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise invalid(f"--{name.replace('_', '-')}", "an integer >= 1", count)
+
+
+def console() -> Console:
+    """Return a console that does not wrap at 80 columns when the output goes to a file or a pipe."""
+    from rich.console import Console
+
+    default = Console(emoji=False, highlight=False)
+    if default.is_terminal or "COLUMNS" in os.environ:
+        return default
+    return Console(emoji=False, highlight=False, width=120)
+
+
+def print_lines(lines: Iterable[str], prefix: str = "") -> None:
+    """Print each line as it is, wrapped at the console's width."""
+    screen = console()
+    for line in lines:
+        screen.print(prefix + line, markup=False)
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: int = 1,
+    caption: str = "",
+    markup: bool = False,
+    wrap: bool = True,
+    lines: bool = False,
+) -> None:
+    """Print a table: the first `left` columns left-aligned, the others right-aligned. No columns: no header."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        box=box.SQUARE if lines else box.SIMPLE_HEAD,
+        show_lines=lines,
+        show_header=bool(columns),
+        padding=(0, 1) if lines else (0, 0, 0, 1),
+    )
+    for k, column in enumerate(columns):
+        justify = "left" if k < left else "right"
+        table.add_column(escape(column), justify=justify, no_wrap=not wrap, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*(cell if markup else escape(cell) for cell in row))
+    screen = console()
+    if title:  # on its own line: rich wraps a table's own title at the table's width
+        screen.print(title, style="bold", markup=False)
+    screen.print(table)
+    if caption:
+        screen.print(caption, style="dim", markup=False)
