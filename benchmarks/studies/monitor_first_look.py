@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from scalelong.monitor.journal import read_stability
+from scalelong.monitor.log import read_stability
 from scalelong.runs.run import read_lines
 from scalelong.scaling import parse_scaling
 from scalelong.training.choose import choose

@@ -1,38 +1,105 @@
-"""How to choose kappa for CS: Section 4.1's estimate from a dataset, and notices about a choice made."""
+"""Choose kappa for CS from data (Section 4.1).
+
+The network's output has a squared norm of order ‖x_t‖²·Σκ_i² and its target is ε, so Σκ_i² should match ‖ε‖²/‖x_t‖².
+`estimate_kappa` measures that ratio on a dataset and solves for kappa.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from scalelong.errors import ScaleLongError
-from scalelong.ratios import Histogram, Ratios, histogram, process_name, sample_ratios
+from scalelong.errors import DataError, InvalidValueError, invalid
+from scalelong.process import Process, get_process
+from scalelong.progress import track
 from scalelong.scaling.specs import PAPER_MEAN as PAPER_MEAN
-from scalelong.scaling.specs import SMALLEST, UPPER, Notice, number
+from scalelong.scaling.specs import SMALLEST, UPPER, Notice
 from scalelong.scaling.specs import kappa_notices as kappa_notices
-from scalelong.theory.bounds import closed_sum_of_squares, expected_input_norm, kappa_for_sum
 
-if TYPE_CHECKING:
-    from scalelong.process import Process
+LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)  # quantiles of the ratio
+PIXEL_BINS = 64
+CHUNK_VALUES = 1 << 22  # pixels converted to float at a time
 
-LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+ProcessLike = str | Process | Sequence[float] | Tensor
+
+
+# ----------------------------------------------------------------------------------------- sums of κ_i²
+
+
+def sum_of_squares(coefficients: Sequence[float], start: int = 1) -> float:
+    """Σ_{j=start}^N κ_j²; an empty sum is 0."""
+    return math.fsum(kappa * kappa for kappa in coefficients[start - 1 :])
+
+
+def log_geometric_sum(log_ratio: float, n: int) -> float:
+    """log(1 + r + … + r^{n−1}) for r = exp(log_ratio): log n at r = 1, 0 at r = 0, −inf for n = 0."""
+    if n <= 0:
+        return -math.inf
+    if log_ratio == -math.inf or n == 1:
+        return 0.0
+    if abs(log_ratio) < 1e-300:  # the limit r → 1; expm1 would return denormal numbers
+        return math.log(n)
+    decay = -abs(log_ratio)  # for r > 1, sum powers of 1/r and multiply by r^{n−1}
+    log_sum = math.log(-math.expm1(n * decay)) - math.log(-math.expm1(decay))
+    return log_sum + (n - 1) * log_ratio if log_ratio > 0 else log_sum
+
+
+def cs_sum(kappa: float, n: int) -> float:
+    """Σ_{i=1}^N κ^{2(i−1)}, the sum of squares of CS."""
+    return math.exp(log_geometric_sum(2 * math.log(kappa), n)) if kappa > 0 else 1.0
+
+
+def kappa_for_sum(total: float, n: int) -> float:
+    """Solve Σ_{i=1}^N κ^{2(i−1)} = total for kappa in [0, 1]. A total outside [1, N] gives the nearer end."""
+    if n < 1:
+        raise invalid("n, the number of long skips,", "at least 1", n)
+    if math.isnan(total):
+        raise invalid("total", "a number", total)
+    if total <= 1:
+        return 0.0 if n > 1 else 1.0  # with one skip, κ_1 = κ^0 = 1 for every kappa
+    if total >= n:
+        return 1.0
+    low, high = 0.0, 1.0
+    while high - low > 1e-15:  # bisection: the sum increases with kappa
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if cs_sum(middle, n) < total:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+# --------------------------------------------------------------------------------------------- estimate
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts between consecutive edges; `below` and `above` count the values outside."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    below: int
+    above: int
 
 
 @dataclass(frozen=True)
 class KappaEstimate:
-    """What a dataset and a noise process say about kappa (Section 4.1).
+    """The range of kappa that suits a dataset and a noise process (Section 4.1).
 
-    low, high: the kappa that put Σκ^{2(i−1)} at the mean ratio and at min(5, N).
-    recommended: a value between them; `reason` says why.
-    mean_ratio, share_below_5, quantiles, histogram: of ‖ε‖²/‖x_t‖² (Fig. 3b).
-    ratio_of_means: E‖ε‖²/E‖x_t‖², which the long tail does not lift.
-    mean_input_norm: E‖x_t‖²/m, beside Lemma 3.2's value for uniform pixels and the same with the data's own E x_0².
-    input_histogram, pixel_histogram: of ‖x_t‖²/m and of the pixels (Fig. 3a).
+    low, high          the values of kappa for which Σκ^{2(i−1)} equals the mean ratio and min(5, N)
+    recommended        a value between them; `reason` explains it
+    mean_ratio, share_below_5, quantiles, histogram   statistics of ‖ε‖²/‖x_t‖² (Fig. 3b)
+    ratio_of_means     E‖ε‖²/E‖x_t‖², which the long tail of the ratio does not affect
+    mean_input_norm    E‖x_t‖²/m; `lemma_input_norm` is Lemma 3.2's value for uniform pixels, `data_input_norm` the
+                       same with the second moment of these pixels
+    input_histogram, pixel_histogram   of ‖x_t‖²/m and of the pixels (Fig. 3a)
     """
 
     num_skips: int
@@ -65,11 +132,11 @@ class KappaEstimate:
         return min(UPPER, float(self.num_skips))
 
     def sum_at(self, kappa: float) -> float:
-        """Σ_{i=1}^N κ^{2(i−1)} for a kappa, to see where it lies between the mean ratio and the cap."""
-        return _cs_sum(kappa, self.num_skips)
+        """Σ_{i=1}^N κ^{2(i−1)} at another kappa, to compare with `mean_ratio` and `cap`."""
+        return cs_sum(kappa, self.num_skips)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return a JSON-serializable dictionary."""
         values = asdict(self)
         values["quantiles"] = {f"{level:g}": value for level, value in self.quantiles.items()}
         return values | {"cap": self.cap, "recommended_sum": self.sum_at(self.recommended)}
@@ -78,51 +145,50 @@ class KappaEstimate:
 def estimate_kappa(
     images: Any,
     num_skips: int,
-    process: str | Process | Sequence[float] | Tensor = "ddpm",
+    process: ProcessLike = "ddpm",
     samples: int = 50_000,
     seed: int = 0,
     latents: bool = False,
 ) -> KappaEstimate:
-    """The range of kappa that suits a dataset, and a recommended value (Section 4.1).
+    """Estimate a range of kappa for a dataset, and recommend a value (Section 4.1).
 
-    The output's squared norm is of order ‖x_t‖²Σκ², and its target is ε, so Σκ² should be around ‖ε‖²/‖x_t‖²: from
-    its mean up to 5 (its long tail calls for more than the mean), and no more than N, which is the unscaled network.
+    Σκ² should lie between the mean of ‖ε‖²/‖x_t‖² and 5, because the ratio has a long tail, and cannot exceed N,
+    its value for the unscaled network.
 
     Args:
-        images: uint8 (n, h, w, c), or float (n, c, h, w) in [−1, 1]; a numpy array or a tensor.
+        images: uint8 (n, h, w, c) or float (n, c, h, w) in [−1, 1], as a NumPy array or a tensor.
         num_skips: N, the number of long skips (`scalelong.describe(net)` counts them).
-        process: "ddpm", "vp", "sd", a process of `scalelong.diffusion`, or the values of ᾱ_t themselves
-            (`scheduler.alphas_cumprod`; a single one is allowed).
-        samples: how many (image, time, noise) to measure.
-        seed: of the choice of images, times and noise.
-        latents: the images are latents as the network sees them, in whatever range.
+        process: "ddpm", "vp", "sd", a `Process`, or the values of ᾱ_t (for example `scheduler.alphas_cumprod`).
+        samples: number of (image, time, noise) triples to draw.
+        seed: seed of the images, times and noise that are drawn.
+        latents: the images are latents and may have any range.
+
+    Example:
+        >>> estimate = scalelong.estimate_kappa(images, num_skips=6)
+        >>> scalelong.apply(net, scalelong.ConstantScaling(estimate.recommended))
     """
     if isinstance(num_skips, bool) or not isinstance(num_skips, int) or num_skips < 1:
-        raise ScaleLongError(f"num_skips is {num_skips!r}; it must be an integer of at least 1")
+        raise invalid("num_skips", "an integer >= 1", num_skips)
     ratios = sample_ratios(images, process, samples, seed, latents)
-    mean = float(ratios.ratio.mean())
-    low, high, recommended, reason = choose_kappa(mean, num_skips)
-    mean_alpha_bar = float(ratios.alpha_bar.mean())
+    mean, mean_alpha_bar = float(ratios.ratio.mean()), float(ratios.alpha_bar.mean())
+    choice = choose_kappa(mean, num_skips)
     quantiles = torch.quantile(ratios.ratio, torch.tensor(LEVELS, dtype=torch.float64)).tolist()
     return KappaEstimate(
         num_skips=num_skips,
-        low=low,
-        high=high,
-        recommended=recommended,
-        reason=reason,
+        **choice._asdict(),
         mean_ratio=mean,
         ratio_of_means=1 / float(ratios.input_norm.mean()) if ratios.input_norm.any() else math.inf,
         share_below_5=float((ratios.ratio < UPPER).to(torch.float64).mean()),
         quantiles=dict(zip(LEVELS, quantiles, strict=True)),
         histogram=histogram(ratios.ratio, 0.0, 10.0, 100),
         mean_input_norm=float(ratios.input_norm.mean()),
-        lemma_input_norm=expected_input_norm(1, mean_alpha_bar),
-        data_input_norm=expected_input_norm(1, mean_alpha_bar, ratios.pixel_second_moment),
+        lemma_input_norm=1 - mean_alpha_bar * (1 - 1 / 3),  # Lemma 3.2; E x_0² = 1/3 for uniform pixels
+        data_input_norm=1 - mean_alpha_bar * (1 - ratios.pixel_second_moment),
         mean_alpha_bar=mean_alpha_bar,
         pixel_second_moment=ratios.pixel_second_moment,
         input_histogram=histogram(ratios.input_norm, 0.0, 2.0, 100),
         pixel_histogram=ratios.pixels,
-        process=_name(process),
+        process=get_process(process).name if isinstance(process, (str, Process)) else "custom ᾱ",
         samples=samples,
         seed=seed,
         num_images=ratios.num_images,
@@ -131,67 +197,195 @@ def estimate_kappa(
     )
 
 
-def choose_kappa(mean_ratio: float, n: int) -> tuple[float, float, float, str]:
-    """(low, high, recommended, reason) for a mean ratio and N long skips.
+class KappaChoice(NamedTuple):
+    low: float
+    high: float
+    recommended: float
+    reason: str
 
-    Ratios are positive with a long tail, so the middle of their range is the geometric one: the recommended kappa
-    puts Σκ² as many times above the mean as below the cap. Where that would leave the innermost skip below 0.01 it
-    is raised as far as the range allows.
+
+def choose_kappa(mean_ratio: float, n: int) -> KappaChoice:
+    """Choose kappa for a mean ratio and N long skips.
+
+    Ratios are positive with a long tail, so the recommended kappa puts Σκ² at the geometric mean of the mean ratio and
+    the cap. If that would scale the innermost skip below 0.01, kappa is raised as far as the range allows.
     """
     cap = min(UPPER, float(n))
     if n == 1:
-        return 1.0, 1.0, 1.0, "one long skip: κ_1 = kappa^0 = 1 whatever kappa is, so CS changes nothing"
+        return KappaChoice(1.0, 1.0, 1.0, "with one long skip, κ_1 = kappa^0 = 1 and CS changes nothing")
     high = kappa_for_sum(cap, n)
     if mean_ratio > cap:
-        what = "the paper's bound of 5" if cap == UPPER else f"what {n} long skips can give"
+        limit = "the paper's bound of 5" if cap == UPPER else f"the largest sum of {n} long skips"
         reason = (
-            f"the mean ratio {number(mean_ratio)} lies above {what} (Σκ² ≤ {cap:g}), so the range is empty and its "
-            "upper end is all that can be recommended; such data are close to zero, look at their scale before training"
+            f"the mean ratio {mean_ratio:.3g} is above {limit} (Σκ² ≤ {cap:g}), so the range is empty and its upper "
+            "end is recommended; such data are close to zero: check their scale before training"
         )
-        return high, high, high, reason
+        return KappaChoice(high, high, high, reason)
     low = kappa_for_sum(mean_ratio, n)
     middle = kappa_for_sum(math.sqrt(max(mean_ratio, 1.0) * cap), n)
-    kept = SMALLEST ** (1 / (n - 1))  # from here up the innermost skip is at least SMALLEST
-    raised = min(max(middle, kept), high)
-    recommended = _rounded(raised, max(low, min(kept, raised)), high)
-    between = f"the geometric middle of the mean ratio {mean_ratio:.2f} and the cap {cap:g}"
+    keeps_all = SMALLEST ** (1 / (n - 1))  # the kappa that scales the innermost skip by SMALLEST
+    raised = min(max(middle, keeps_all), high)
+    recommended = _round_within(raised, max(low, min(keeps_all, raised)), high)
+    between = f"the geometric mean of the mean ratio {mean_ratio:.2f} and the cap {cap:g}"
     if raised > middle:
         reason = (
-            f"{between} would be kappa = {middle:.2f}, which leaves the innermost of {n} skips at "
-            f"{middle ** (n - 1):.2g}; raised to keep it at {recommended ** (n - 1):.2g}"
+            f"{between} gives kappa = {middle:.2f}, which scales the innermost of {n} skips by "
+            f"{middle ** (n - 1):.2g}; raised to scale it by {recommended ** (n - 1):.2g}"
         )
     else:
-        reason = f"Σκ² = {_cs_sum(recommended, n):.2f} lies in {between}"
+        reason = f"Σκ² = {cs_sum(recommended, n):.2f} is {between}"
         if mean_ratio < 1:
-            reason += "; any kappa reaches the mean, because κ_1 = 1 alone gives Σκ² ≥ 1"
-    return low, high, recommended, reason
+            reason += "; any kappa reaches the mean ratio, because κ_1 = 1 alone gives Σκ² ≥ 1"
+    return KappaChoice(low, high, recommended, reason)
 
 
-def _rounded(kappa: float, low: float, high: float) -> float:
-    """Two decimals are all that the estimate carries; they must not leave the range."""
+def _round_within(kappa: float, low: float, high: float) -> float:
+    """Round to two decimals, the precision of the estimate, without leaving the range."""
     candidates = (round(kappa, 2), math.ceil(kappa * 100) / 100)
     return next((value for value in candidates if low <= value <= high), kappa)
 
 
 def _data_notices(ratios: Ratios, latents: bool) -> tuple[Notice, ...]:
-    notices = []
+    texts = []
     if ratios.smallest == ratios.largest:
-        notices.append(Notice("warning", f"every pixel is {ratios.smallest:.3g}: the images are constant"))
+        texts.append(f"every pixel is {ratios.smallest:.3g}: the images are constant")
     elif ratios.smallest >= 0 and not latents:
-        text = "no pixel is below 0: images in [0, 1] must be moved to [-1, 1] first (2x − 1)"
-        notices.append(Notice("warning", text))
+        texts.append("no pixel is negative: images in [0, 1] must be rescaled to [-1, 1] (2x − 1)")
     if not bool(torch.isfinite(ratios.ratio).all()):
-        notices.append(Notice("warning", "some x_t are exactly zero, so their ratio is infinite"))
-    return tuple(notices)
+        texts.append("some x_t are exactly zero, so their ratio is infinite")
+    return tuple(Notice("warning", text) for text in texts)
 
 
-def _name(process: str | Process | Sequence[float] | Tensor) -> str:
-    return process if isinstance(process, str) else process_name(process) or "given ᾱ"
+# -------------------------------------------------------------------------------------- the ratio itself
 
 
-def _cs_sum(kappa: float, n: int) -> float:
-    if kappa == 0:
-        return 1.0
-    from scalelong.scaling import ConstantScaling
+@dataclass(frozen=True)
+class Ratios:
+    """Samples of (image, time, noise), each of shape (samples,), and statistics of the images."""
 
-    return closed_sum_of_squares(ConstantScaling(kappa), n)
+    ratio: Tensor  # ‖ε‖²/‖x_t‖²
+    input_norm: Tensor  # ‖x_t‖²/m
+    alpha_bar: Tensor  # ᾱ_t
+    dimension: int
+    num_images: int
+    pixel_second_moment: float
+    pixels: Histogram
+    smallest: float
+    largest: float
+
+
+def sample_ratios(images: Any, process: ProcessLike, samples: int, seed: int, latents: bool) -> Ratios:
+    """Draw times and noise for the images and measure the ratio.
+
+    The noise is not drawn pixel by pixel: ‖x_t‖² and ‖ε‖² depend on it only through z = ⟨ε, x_0⟩/‖x_0‖, which is
+    N(0, 1), and ‖ε‖² − z², which is χ² with m − 1 degrees of freedom and independent of z. This is exact.
+    Times are stratified: each of `samples` equal intervals contains one.
+    """
+    shape = _checked_shape(images)
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise invalid("samples", "an integer >= 1", samples)
+    generator = torch.Generator().manual_seed(seed)
+    n, m = shape[0], math.prod(shape[1:])
+    chosen = torch.randperm(n, generator=generator)[:samples].sort().values
+    energy, pixels, smallest, largest = _energies(images, chosen, m, latents)  # ‖x_0‖², (min(n, samples),)
+
+    u = (torch.arange(samples) + torch.rand(samples, generator=generator, dtype=torch.float64)) / samples
+    u = u[torch.randperm(samples, generator=generator)].clamp(1e-12, 1 - 1e-12)
+    a = _alpha_bars(process, u)  # (samples,)
+    e = energy[torch.arange(samples) % len(energy)]  # every image gets its share of the shuffled times
+    z = torch.randn(samples, generator=generator, dtype=torch.float64)
+    eps = z.square() + _chi_square(m - 1, samples, seed)  # ‖ε‖²
+    x_t = a * e + 2 * (a * (1 - a) * e).sqrt() * z + (1 - a) * eps  # ‖x_t‖²
+    return Ratios(
+        ratio=eps / x_t.clamp(min=0),
+        input_norm=x_t / m,
+        alpha_bar=a,
+        dimension=m,
+        num_images=n,
+        pixel_second_moment=float(energy.mean() / m),
+        pixels=pixels,
+        smallest=smallest,
+        largest=largest,
+    )
+
+
+def histogram(values: Tensor, low: float, high: float, bins: int) -> Histogram:
+    """Count values in equal bins of [low, high]; infinite values count as above."""
+    edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
+    inside = (values >= low) & (values <= high)
+    counts = torch.histogram(values[inside].to(torch.float64), edges).hist
+    below, above = int((values < low).sum()), int((values > high).sum())
+    return Histogram(tuple(edges.tolist()), tuple(int(c) for c in counts.tolist()), below, above)
+
+
+def _energies(images: Any, chosen: Tensor, m: int, latents: bool) -> tuple[Tensor, Histogram, float, float]:
+    """Return ‖x_0‖² of the chosen images, the histogram of their pixels, and the smallest and largest pixel."""
+    step = max(1, CHUNK_VALUES // m)
+    energies: list[Tensor] = []
+    counts = torch.zeros(PIXEL_BINS + 2, dtype=torch.long)
+    smallest, largest = math.inf, -math.inf
+    for start in track(range(0, len(chosen), step), "measuring images"):
+        raw = _take(images, chosen[start : start + step])
+        counts += _pixel_counts(raw)
+        x = (raw.float() / 127.5 - 1 if raw.dtype == torch.uint8 else raw.float()).flatten(1)  # (b, m)
+        low, high = (float(end) for end in x.aminmax())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise DataError("images must be finite, got NaN or infinite values; remove or repair these images")
+        if not latents and max(-low, high) > 1 + 1e-3:
+            hint = "rescale them, pass uint8, or pass latents=True for an autoencoder's latents"
+            raise DataError(f"float images must be in [-1, 1], got values from {low:.4g} to {high:.4g}; {hint}")
+        smallest, largest = min(smallest, low), max(largest, high)
+        energies.append(torch.linalg.vector_norm(x, dim=1).double().square())
+    below, *inside, above = counts.tolist()
+    edges = torch.linspace(-1, 1, PIXEL_BINS + 1, dtype=torch.float64)
+    return torch.cat(energies), Histogram(tuple(edges.tolist()), tuple(inside), below, above), smallest, largest
+
+
+def _pixel_counts(raw: Tensor) -> Tensor:
+    """Counts below −1, in PIXEL_BINS bins of [−1, 1], and above 1: of every byte, or of every 16th float."""
+    if raw.dtype == torch.uint8:  # four levels per bin
+        levels = torch.bincount(raw.flatten(), minlength=256)
+        return torch.nn.functional.pad(levels.view(PIXEL_BINS, -1).sum(1), (1, 1))
+    part = histogram(raw.flatten()[::16].double(), -1.0, 1.0, PIXEL_BINS)
+    return torch.tensor([part.below, *part.counts, part.above])
+
+
+def _take(images: Any, indices: Tensor) -> Tensor:
+    if isinstance(images, Tensor):
+        return images[indices.to(images.device)].detach().cpu()
+    return torch.tensor(images[indices.numpy()])  # a copy: read-only memory maps must not be shared
+
+
+def _checked_shape(images: Any) -> tuple[int, ...]:
+    shape, dtype = getattr(images, "shape", None), str(getattr(images, "dtype", "")).removeprefix("torch.")
+    if shape is None:
+        raise InvalidValueError(f"images must be a NumPy array or a tensor, got {type(images).__name__}")
+    shape = tuple(int(size) for size in shape)
+    if len(shape) not in (4, 5):
+        expected = "of shape (n, h, w, c) for uint8 or (n, c, h, w) for float"
+        raise invalid("images", expected, shape, "volumes have one more axis; pass a single image as images[None]")
+    if 0 in shape:
+        raise DataError(f"images must not be empty, got shape {shape}")
+    if dtype != "uint8" and "float" not in dtype:
+        raise invalid("images", "uint8 (0 to 255) or float in [-1, 1]", dtype)
+    return shape
+
+
+def _alpha_bars(process: ProcessLike, u: Tensor) -> Tensor:
+    """ᾱ at the training times of the process for the uniforms `u`, or drawn uniformly from a table of ᾱ."""
+    if isinstance(process, (str, Process)):
+        process = get_process(process)
+        return process.alpha_bar(process.times(u))
+    table = torch.as_tensor(process, dtype=torch.float64).cpu()
+    if table.ndim != 1 or not len(table) or not bool(((table >= 0) & (table <= 1)).all()):
+        expected = "a name, a Process or values of ᾱ_t between 0 and 1, such as scheduler.alphas_cumprod"
+        raise invalid("process", expected, process)
+    return table[(u * len(table)).floor().long()]
+
+
+def _chi_square(degrees: int, samples: int, seed: int) -> Tensor:
+    if degrees == 0:
+        return torch.zeros(samples, dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]):  # torch's gamma sampler takes no generator
+        torch.random.manual_seed(seed)
+        return torch.distributions.Chi2(torch.tensor(float(degrees), dtype=torch.float64)).sample((samples,))

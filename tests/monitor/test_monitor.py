@@ -10,7 +10,8 @@ from torch import nn
 from watched_loops import batch, small_uvit, train, watched_run
 
 from scalelong import ConstantScaling, LearnableScaling, ScaleLongError, Site, StabilityMonitor, apply
-from scalelong.monitor.journal import read_stability
+from scalelong.errors import InvalidValueError
+from scalelong.monitor.log import read_stability
 from scalelong.monitor.probe import samples_of
 
 CLOSE = {"rel": 2e-4}  # entries have five digits
@@ -151,9 +152,9 @@ def test_a_block_s_gradient_is_over_its_own_parameters():
 
     monitor = StabilityMonitor(net, batch(0)[:2], every=1)
     train(net, 1, monitor, after=keep, clip=1e9)
-    for k, path in enumerate(monitor.watched.blocks):
+    for k, path in enumerate(monitor.points.blocks):
         own = [g for n, g in kept.items() if n.startswith(f"{path}.")]
-        own = own or [g for n, g in kept.items() if not any(n.startswith(f"{b}.") for b in monitor.watched.blocks)]
+        own = own or [g for n, g in kept.items() if not any(n.startswith(f"{b}.") for b in monitor.points.blocks)]
         expected = torch.cat([g.flatten() for g in own]).norm().item()
         assert monitor.last["grad"]["blocks"][k] == pytest.approx(expected, **CLOSE), path
 
@@ -180,7 +181,7 @@ def test_drift_is_the_relative_distance_to_the_average(cs_run):
     apart = torch.cat([(p.detach() - theirs[n]).flatten() for n, p in net.named_parameters()]).norm()
     size = torch.cat([p.flatten() for p in theirs.values()]).norm()
     assert entry["drift"]["total"] == pytest.approx(float(apart / size), **CLOSE)
-    k = monitor.watched.blocks.index("mid_block")
+    k = monitor.points.blocks.index("mid_block")
     mine = [(p.detach(), theirs[n]) for n, p in net.named_parameters() if n.startswith("mid_block.")]
     apart, size = (torch.cat([f(a, b).flatten() for a, b in mine]).norm() for f in (torch.sub, lambda a, b: b))
     assert entry["drift"]["blocks"][k] == pytest.approx(float(apart / size), **CLOSE)
@@ -298,7 +299,7 @@ class Chain(nn.Module):
 def test_a_network_without_known_skips_is_watched_by_its_blocks():
     torch.manual_seed(0)
     monitor, _ = watched_run(Chain(), 8)
-    assert monitor.watched.blocks == ("inside.0", "inside.1", "dead", "(network)")
+    assert monitor.points.blocks == ("inside.0", "inside.1", "dead", "(network)")
     entry = monitor.last
     assert "skip" not in entry["probe"]
     assert "ratio" not in entry["probe"]
@@ -322,7 +323,7 @@ def test_a_wrapper_around_a_network_is_entered():
             return self.model(x, t)
 
     monitor, _ = watched_run(Holder(), 2)
-    assert monitor.watched.blocks == ("model.inside.0", "model.inside.1", "model.dead", "(network)")
+    assert monitor.points.blocks == ("model.inside.0", "model.inside.1", "model.dead", "(network)")
 
 
 class Dense(nn.Module):
@@ -437,7 +438,7 @@ def test_options_out_of_range_are_named(option, value):
 
 
 def test_something_else_than_a_network_is_refused():
-    with pytest.raises(ScaleLongError, match="not str"):
+    with pytest.raises(InvalidValueError, match="net.*str"):
         StabilityMonitor("net")
 
 
@@ -478,7 +479,7 @@ def test_series_are_read_back(tmp_path):
     assert steps == [2, 4, 6, 8]
     assert values[-1] == monitor.last["probe"]["backbone"][2]
     assert log.series("nothing", "here")[1] == [None] * 4
-    assert log.header["blocks"] == list(monitor.watched.blocks)
+    assert log.header["blocks"] == list(monitor.points.blocks)
     assert log.header["skips"][2] == {"i": 3, "from": "in_blocks.2", "to": "out_blocks.0"}
     assert log.alarms() == []
 

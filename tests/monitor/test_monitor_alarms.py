@@ -8,13 +8,12 @@ import torch
 from watched_loops import batch, small_uvit, train
 
 from scalelong import ConstantScaling, Limits, ScaleLongError, StabilityMonitor
-from scalelong.kappa import PAPER_MEAN, choose_kappa
+from scalelong.kappa import PAPER_MEAN, choose_kappa, sum_of_squares
 from scalelong.monitor.advice import advice
 from scalelong.monitor.alarms import find
-from scalelong.monitor.journal import read_stability
+from scalelong.monitor.log import read_stability
 from scalelong.monitor.oscillation import Window
-from scalelong.monitor.watched import watch_points
-from scalelong.theory.bounds import sum_of_squares
+from scalelong.monitor.points import find_points
 
 EDGES = (0.0, 250.0, 500.0, 750.0, 1000.0)
 
@@ -28,7 +27,7 @@ def monitored(net, **options):
 
 def findings(entries, limits=None, **windows):
     """What `find` says about made-up looks at a network of three skips."""
-    watched = watch_points(small_uvit())
+    watched = find_points(small_uvit())
     empty = Window(40)
     window, by_time = windows.get("window", empty), windows.get("by_time", empty)
     return watched, find(watched, limits or Limits(looks=5), entries, window, by_time, EDGES)

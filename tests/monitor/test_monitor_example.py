@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peers import lucidrains
-from scalelong.monitor.journal import read_stability
+from scalelong.monitor.log import read_stability
 
 ROOT = Path(__file__).resolve().parents[2]
 

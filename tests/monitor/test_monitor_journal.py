@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from watched_loops import batch, small_uvit, train, watched_run
 
 from scalelong import ScaleLongError, StabilityMonitor
-from scalelong.monitor.journal import Journal, number, read_stability, rounded, thinned
+from scalelong.monitor.log import LogWriter, number, read_stability, rounded, thinned
 
 
 def steps_in(path):
@@ -20,7 +20,7 @@ HEADER = {"step": 0, "format": 1, "network": "N", "skips": [], "blocks": [], "ti
 
 
 def test_it_never_holds_more_than_it_may_and_keeps_the_newest_half_whole(tmp_path):
-    journal = Journal(tmp_path / "s.jsonl", keep=40)
+    journal = LogWriter(tmp_path / "s.jsonl", keep=40)
     journal.begin(HEADER, 1)
     for step in range(1, 1001):
         journal.write({"step": step})

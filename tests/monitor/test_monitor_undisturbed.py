@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from watched_loops import batch, hooks_on, small_uvit, train
 
 from scalelong import ConstantScaling, LearnableScaling, ScaleLongError, StabilityMonitor
-from scalelong.monitor.journal import read_stability
+from scalelong.monitor.log import read_stability
 
 
 class Disturbable(nn.Module):
@@ -311,7 +311,7 @@ def test_ddp_is_looked_into(process_group):
     probe = batch(0)[:2]
     reference, monitor = StabilityMonitor(plain, probe, every=1), StabilityMonitor(wrapped, probe, every=1)
     assert train(wrapped, 3, monitor) == train(plain, 3, reference)
-    assert monitor.watched == reference.watched
+    assert monitor.points == reference.points
     assert monitor.last == reference.last
     assert hooks_on(net) == {}
 

@@ -131,7 +131,7 @@ def test_watching_does_not_disturb(tmp_path, finished):
 
 
 def test_the_probe_has_as_many_images_as_are_asked_for(tmp_path, finished):
-    from scalelong.monitor.journal import read_stability
+    from scalelong.monitor.log import read_stability
 
     train(tiny_config(monitor__every=2, monitor__samples=7), tmp_path / "run", quiet=True)
     log = read_stability(tmp_path / "run" / "stability.jsonl")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from scalelong import counter
+from scalelong._modules import device_of, evaluating
 from scalelong.counter import Stream
 from scalelong.diffusion.guidance import clip_denoised as clip_prediction
 from scalelong.diffusion.guidance import guided
@@ -55,7 +54,7 @@ def sample(
     sampler.check(process, steps)
     if n < 0 or batch_size < 1:
         raise ScaleLongError(f"n must be at least 0 and batch_size at least 1, got {n} and {batch_size}")
-    place = torch.device(device) if device is not None else _device_of(net)
+    place = torch.device(device) if device is not None else device_of(net)
     labels, tokens = _for_every_image("y", y, n, 1), _for_every_image("context", context, n, 3)
 
     def prediction(start: int, count: int) -> EpsFn:
@@ -87,24 +86,6 @@ def sample(
     prediction(0, min(n, 1))  # what is wrong with the conditions is said now, not at the first batch
     # The contexts close before each batch is handed over, so that they never leak into the consumer's code.
     return (batch(start, min(batch_size, n - start)) for start in range(0, n, batch_size))
-
-
-@contextmanager
-def evaluating(net: Any) -> Iterator[None]:
-    """A module in evaluation mode, and each of its modules back in the mode it was in."""
-    modules = [module for module in net.modules() if module.training] if isinstance(net, nn.Module) else []
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True
-
-
-def _device_of(net: Any) -> torch.device:
-    parameter = next(net.parameters(), None) if isinstance(net, nn.Module) else None
-    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def _for_every_image(name: str, value: int | Tensor | None, n: int, ndim: int) -> Tensor | None:

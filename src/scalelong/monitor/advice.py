@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scalelong.theory.bounds import sum_of_squares
+from scalelong.kappa import sum_of_squares
 
 GENERAL = "a lower learning rate, a longer warm-up or a tighter clipping"
 

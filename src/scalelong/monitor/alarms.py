@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from scalelong.errors import ScaleLongError
-from scalelong.monitor.journal import Entry, number
+from scalelong.monitor.log import Entry, number
 from scalelong.monitor.oscillation import Window, spread, typical
-from scalelong.monitor.watched import Watched
+from scalelong.monitor.points import Points
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Finding:
     """What is wrong now, before it is known since when and what to do."""
 
     kind: str
-    point: int | None  # of `Watched`, where it is at one
+    point: int | None  # of `Points`, where it is at one
     module: str
     what: str
     times: tuple[float, float] | None = None
@@ -96,37 +96,37 @@ class Finding:
 
 
 def find(
-    watched: Watched, limits: Limits, entries: Sequence[Entry], window: Window, by_time: Window, edges: Sequence[float]
+    points: Points, limits: Limits, entries: Sequence[Entry], window: Window, by_time: Window, edges: Sequence[float]
 ) -> list[Finding]:
     """What is wrong at the last of `entries`, at most one finding of each kind: the worst."""
     found = [
-        _nonfinite(watched, entries),
-        _oscillation(watched, limits, window, by_time, edges),
-        _spike(watched, limits, entries, edges, "gradient"),
-        _spike(watched, limits, entries, edges, "loss"),
-        _ratio(watched, limits, entries),
+        _nonfinite(points, entries),
+        _oscillation(points, limits, window, by_time, edges),
+        _spike(points, limits, entries, edges, "gradient"),
+        _spike(points, limits, entries, edges, "loss"),
+        _ratio(points, limits, entries),
     ]
     return [finding for finding in found if finding is not None]
 
 
-def _nonfinite(watched: Watched, entries: Sequence[Entry]) -> Finding | None:
+def _nonfinite(points: Points, entries: Sequence[Entry]) -> Finding | None:
     bad = entries[-1].get("nonfinite")
     if bad is None:
         return None
     point = bad.get("point")
-    name = f"the {bad['of']}" if point is None else watched.name_of(point)
+    name = f"the {bad['of']}" if point is None else points.name_of(point)
     where = "" if point is None else f" on the {bad['of']} batch (the first point that is not)"
-    return Finding("nonfinite", point, bad.get("module", watched.network), f"{name} is not finite{where}",
+    return Finding("nonfinite", point, bad.get("module", points.network), f"{name} is not finite{where}",
                    since=bad.get("since"))  # fmt: skip
 
 
 def _oscillation(
-    watched: Watched, limits: Limits, window: Window, by_time: Window, edges: Sequence[float]
+    points: Points, limits: Limits, window: Window, by_time: Window, edges: Sequence[float]
 ) -> Finding | None:
     halves = window.halves(limits.looks)
     if halves is None:
         return None
-    jumps = [half[:, : watched.features] for half in halves]  # the probe's part
+    jumps = [half[:, : points.features] for half in halves]  # the probe's part
     (older, newer), (before_typical, now_typical) = map(spread, jumps), map(typical, jumps)
     # Single jumps lift a standard deviation: that it has grown must show in the typical jump as well.
     grown = (newer >= limits.growth * older) & (now_typical >= limits.growth * before_typical)
@@ -140,20 +140,20 @@ def _oscillation(
     others = int(over.sum()) - 1
     more = f" (and at {others} other points)" if others else ""
     return Finding(
-        "oscillation", worst, watched.module_of(worst), f"the oscillation of {watched.name_of(worst)} {verb}{more}",
-        _worst_times(watched, worst, by_time, edges), value, before if math.isfinite(before) else None,
+        "oscillation", worst, points.module_of(worst), f"the oscillation of {points.name_of(worst)} {verb}{more}",
+        _worst_times(points, worst, by_time, edges), value, before if math.isfinite(before) else None,
     )  # fmt: skip
 
 
-def _worst_times(watched: Watched, point: int, by_time: Window, edges: Sequence[float]) -> tuple[float, float] | None:
+def _worst_times(points: Points, point: int, by_time: Window, edges: Sequence[float]) -> tuple[float, float] | None:
     """The timestep bin in which the nearest followed point oscillates most."""
-    row = watched.skip_of(point) if watched.n else point + 1
+    row = points.skip_of(point) if points.n else point + 1
     spreads = by_time.oscillation()
     return None if row is None or spreads is None else _bin(edges, spreads.view(-1, len(edges) - 1)[row - 1])
 
 
 def _spike(
-    watched: Watched, limits: Limits, entries: Sequence[Entry], edges: Sequence[float], kind: str
+    points: Points, limits: Limits, entries: Sequence[Entry], edges: Sequence[float], kind: str
 ) -> Finding | None:
     """The greatest of the last steps against those of the looks before it."""
     key = "grad" if kind == "gradient" else "loss"
@@ -170,17 +170,17 @@ def _spike(
         return None
     figures = entries[-1][key]
     times = _worst_loss_times(entries, edges)
-    module = watched.network
+    module = points.network
     if kind == "gradient" and figures.get("blocks"):
-        module = _worst_gradient(watched, entries) or module
+        module = _worst_gradient(points, entries) or module
     name = "gradient norm" if kind == "gradient" else "loss"
     what = f"the {name} {now:.3g} is {math.exp(above):.3g} times its median over the window"
-    if module != watched.network:
+    if module != points.network:
         what += f", most of all in {module}"
-    return Finding(kind, _point_of(watched, module), module, what, times, now, math.exp(median), figures.get("at"))
+    return Finding(kind, _point_of(points, module), module, what, times, now, math.exp(median), figures.get("at"))
 
 
-def _worst_gradient(watched: Watched, entries: Sequence[Entry]) -> str | None:
+def _worst_gradient(points: Points, entries: Sequence[Entry]) -> str | None:
     """The block whose gradient at this look stands highest above its own median."""
     now = entries[-1]["grad"]["blocks"]
     best, name = -math.inf, None
@@ -188,7 +188,7 @@ def _worst_gradient(watched: Watched, entries: Sequence[Entry]) -> str | None:
         past = [e["grad"]["blocks"][k] for e in entries[:-1] if (e.get("grad") or {}).get("blocks")]
         usual = [v for v in past if v]
         if value and usual and (above := value / statistics.median(usual)) > best:
-            best, name = above, watched.blocks[k]
+            best, name = above, points.blocks[k]
     return name
 
 
@@ -205,31 +205,31 @@ def _worst_loss_times(entries: Sequence[Entry], edges: Sequence[float]) -> tuple
     return _bin(edges, torch.tensor(above))
 
 
-def _ratio(watched: Watched, limits: Limits, entries: Sequence[Entry]) -> Finding | None:
+def _ratio(points: Points, limits: Limits, entries: Sequence[Entry]) -> Finding | None:
     """Skip-to-backbone: the medians of the window's newest and oldest tenth."""
     rows = [ratio for e in entries if (ratio := (e.get("probe") or {}).get("ratio"))]
-    if not watched.n or len(rows) < 2 * limits.looks:
+    if not points.n or len(rows) < 2 * limits.looks:
         return None
     tenth = max(1, len(rows) // 10)
     best, worst = limits.ratio_growth, None
-    for k in range(watched.n):
+    for k in range(points.n):
         old, new = ([row[k] for row in part if row[k]] for part in (rows[:tenth], rows[-tenth:]))
         if old and new and (growth := statistics.median(new) / statistics.median(old)) >= best:
             best, worst = growth, (k + 1, statistics.median(old), statistics.median(new))
     if worst is None:
         return None
     i, before, value = worst
-    point = watched.point("joined", i)
+    point = points.point("joined", i)
     what = f"the ratio of long skip {i} to the backbone it joins has run from {before:.3g} to {value:.3g}"
-    return Finding("ratio", point, watched.module_of(point), what, None, value, before)
+    return Finding("ratio", point, points.module_of(point), what, None, value, before)
 
 
-def _point_of(watched: Watched, module: str) -> int | None:
+def _point_of(points: Points, module: str) -> int | None:
     """A point of the module: that of a long skip where it feeds or consumes one."""
-    for i, site in enumerate(watched.sites, start=1):
+    for i, site in enumerate(points.sites, start=1):
         if module in (site.source, site.path) or site.path.startswith(f"{module}."):
-            return watched.point("out", i)
-    return watched.block(watched.blocks.index(module)) if module in watched.blocks else None
+            return points.point("out", i)
+    return points.block(points.blocks.index(module)) if module in points.blocks else None
 
 
 def _bin(edges: Sequence[float], values: Tensor) -> tuple[float, float] | None:

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from scalelong._modules import is_compiled, leave_no_trace
 from scalelong.errors import ScaleLongError
 from scalelong.monitor.advice import advice
 from scalelong.monitor.alarms import Alarm as Alarm
 from scalelong.monitor.alarms import Finding, find
 from scalelong.monitor.alarms import Limits as Limits
-from scalelong.monitor.eyes import Eyes, Norms, Recorder
-from scalelong.monitor.journal import FORMAT, Entry, Journal
-from scalelong.monitor.look import Layout, Look, make_entry, oscillations
-from scalelong.monitor.notes import Notes
+from scalelong.monitor.buffer import Buffer
+from scalelong.monitor.log import FORMAT, Entry, LogWriter
 from scalelong.monitor.oscillation import Window
 from scalelong.monitor.parameter_norms import BlockNorms, ParameterNorms
+from scalelong.monitor.points import find_points, unwrapped
 from scalelong.monitor.probe import Inputs, Probe, as_probe, from_batch
+from scalelong.monitor.recorder import Hooks, Norms, Recorder
 from scalelong.monitor.scalars import scalars
+from scalelong.monitor.snapshot import Layout, Snapshot, make_entry, oscillations
 from scalelong.monitor.summary import Summary
-from scalelong.monitor.undisturbed import is_compiled, undisturbed, unwrapped
-from scalelong.monitor.watched import watch_points
 from scalelong.scaling import BlockScaling, ConstantScaling, FixedSkips
 from scalelong.skips.application import scaling_of
 from scalelong.skips.sites import Site
@@ -81,19 +81,19 @@ class StabilityMonitor:
         if times is not None and not times[0] < times[1]:
             raise ScaleLongError(f"times is the range of timesteps, (0, 1000) say, not {times!r}")
         self.net, self.root = net, unwrapped(net)
-        self.watched = watch_points(self.root, sites)
+        self.points = find_points(self.root, sites)
         self.every = every if _first_process() else 0
         self.limits, self.log, self.on_alarm = limits or Limits(), log, on_alarm
         self.scaler, self.times, self.bins, self._t = scaler, times, bins, t
         self._probe = None if probe is None else as_probe(probe, t)
-        self._eyes, self._parameters = Eyes(self.root, self.watched), ParameterNorms(self.root, self.watched)
+        self._hooks, self._parameters = Hooks(self.root, self.points), ParameterNorms(self.root, self.points)
         self._ema = None if ema is None else self._parameters.average_of(ema)
-        self._layout = Layout(self.watched, bins)
+        self._layout = Layout(self.points, bins)
         self._window, self._by_time = Window(window), Window(window)
         self._oscillation: Entry | None = None  # as it was told last
         self._entries: deque[Entry] = deque(maxlen=window)
-        self._journal, self._notes = Journal(out, keep), Notes()
-        self._before: Look | None = None
+        self._writer, self._buffer = LogWriter(out, keep), Buffer()
+        self._before: Snapshot | None = None
         self._in_bins: tuple[tuple[float, ...], list[list[int]] | None] | None = None
         self._step = 0
         self._begun = False
@@ -118,7 +118,7 @@ class StabilityMonitor:
         Tensors are kept as they are until the next look: this costs nothing and waits for nothing.
         """
         if self.every:
-            self._notes.add(self._step, loss, t, grad_norm)
+            self._buffer.add(self._step, loss, t, grad_norm)
 
     def remove(self) -> None:
         """Stop looking. Nothing is left in the network; between looks nothing ever is."""
@@ -135,19 +135,19 @@ class StabilityMonitor:
     @property
     def scalars(self) -> dict[str, float]:
         """The last look as plain numbers with names, for a logger."""
-        return {} if self.last is None else scalars(self.watched, self.last)
+        return {} if self.last is None else scalars(self.points, self.last)
 
     def summary(self) -> Summary:
         """The last look as a table, and the alarms in force; prints."""
-        return Summary(self.watched, self.last, self.alarms)
+        return Summary(self.points, self.last, self.alarms)
 
     # ------------------------------------------------------------------------------------ a look
 
     @contextmanager
     def _looking(self, step: int, batch: Inputs | None) -> Iterator[None]:
         compiled = is_compiled(self.net)  # then hooks would not be met
-        seen = None if compiled else Recorder(self.watched.size, keep_call=self._probe is None)
-        with self._eyes.open(seen):
+        seen = None if compiled else Recorder(self.points.size, keep_call=self._probe is None)
+        with self._hooks.open(seen):
             yield
             self._look(step, batch, seen)
 
@@ -160,7 +160,7 @@ class StabilityMonitor:
         probe = self._the_probe(seen)
         norms = self._run(probe, autocast, probe.n)
         edges, members = self._times_of(probe)
-        look = Look(step, norms, train, gradients, self._layout.by_time(norms, members))
+        look = Snapshot(step, norms, train, gradients, self._layout.by_time(norms, members))
         if step % self.every == 0:
             self._tell(look, probe, edges)
         self._before = look
@@ -191,30 +191,30 @@ class StabilityMonitor:
 
     def _run(self, inputs: Probe, autocast: dict[str, torch.dtype | None], samples: int | None) -> Norms | None:
         """A pass of the network on these inputs, to look at alone."""
-        recorder = Recorder(self.watched.size, samples)
-        with undisturbed(self.root, autocast), self._eyes.alone(recorder):
+        recorder = Recorder(self.points.size, samples)
+        with leave_no_trace(self.root, autocast), self._hooks.alone(recorder):
             inputs.call(self.root)
         return recorder.norms()
 
-    def _tell(self, look: Look, probe: Probe, edges: tuple[float, ...]) -> None:
+    def _tell(self, look: Snapshot, probe: Probe, edges: tuple[float, ...]) -> None:
         if not self._begun:
             self._begin(look.step, probe, edges)
         drift = None if self._ema is None else self._parameters.drift(self._ema)
         last = self._entries[-1]["step"] if self._entries else -1
-        noted = self._notes.collect(edges, last)
+        noted = self._buffer.collect(edges, last)
         if self.scaler is not None:
             noted = noted.without_gradient_trouble()
         entry = make_entry(self._layout, look, self._before, last, noted, drift, self._kappas(look.probe))
         self._oscillation = oscillations(self._layout, entry, self._window, self._by_time, self._oscillation)
         entry["oscillation"] = self._oscillation
         self._entries.append(entry)
-        findings = find(self.watched, self.limits, list(self._entries), self._window, self._by_time, edges)
+        findings = find(self.points, self.limits, list(self._entries), self._window, self._by_time, edges)
         self.alarms = tuple(self._alarm(finding, look.step) for finding in findings)
         before = self._lasting()
         new = [alarm for alarm in self.alarms if alarm.kind not in before]
         if self.alarms:
             entry["alarms"] = [alarm.to_dict(whole=alarm in new) for alarm in self.alarms]
-        self._journal.write(entry)
+        self._writer.write(entry)
         for alarm in new:
             (self.on_alarm or _warn)(alarm)
         if self.log is not None:
@@ -224,11 +224,11 @@ class StabilityMonitor:
         """The header, and the window of the looks before this one where the file has them."""
         scaler = scaling_of(self.root)
         header = {
-            "step": 0, "format": FORMAT, **self.watched.to_dict(), "times": list(edges), "probe": probe.n,
+            "step": 0, "format": FORMAT, **self.points.to_dict(), "times": list(edges), "probe": probe.n,
             "every": self.every, "window": self._entries.maxlen,
             "scaling": {"kind": "none"} if scaler is None else scaler.spec.to_dict(),
         }  # fmt: skip
-        for entry in self._journal.begin(header, step)[-(self._entries.maxlen or 1) :]:
+        for entry in self._writer.begin(header, step)[-(self._entries.maxlen or 1) :]:
             self._entries.append(entry)
             self._window.add(self._layout.read(entry.get("jump")))
             self._by_time.add(self._layout.read_by_time(entry.get("jump")))
@@ -249,7 +249,7 @@ class StabilityMonitor:
 
     def _alarm(self, finding: Finding, step: int) -> Alarm:
         began = self._lasting().get(finding.kind, step if finding.since is None else finding.since)
-        skip = None if finding.point is None else self.watched.skip_of(finding.point)
+        skip = None if finding.point is None else self.points.skip_of(finding.point)
         kappas = [mean for mean, _, _ in self._kappas(None)] or _means(self.last)
         scaler = scaling_of(self.root)
         base = scaler.spec.kappa if scaler is not None and isinstance(scaler.spec, ConstantScaling) else None
@@ -260,7 +260,7 @@ class StabilityMonitor:
 
     def _kappas(self, norms: Norms | None) -> list[tuple[float, float, float]]:
         """(mean, least, greatest) of κ_1 … κ_N; empty where they are learned and were not seen."""
-        n, scaler = self.watched.n, scaling_of(self.root)
+        n, scaler = self.points.n, scaling_of(self.root)
         if scaler is None or isinstance(scaler.spec, BlockScaling):
             return [(1.0, 1.0, 1.0)] * n
         if isinstance(scaler, FixedSkips):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from scalelong.errors import ScaleLongError
+from scalelong.monitor.points import ROOT, Points
 from scalelong.monitor.reading import read
-from scalelong.monitor.watched import ROOT, Watched
 
 ROOM = 1 << 24  # numbers that a difference may take at a time: 64 MB
 
@@ -29,12 +29,12 @@ class BlockNorms:
 class ParameterNorms:
     """Knows which block each parameter is of. Build it when the network is complete."""
 
-    def __init__(self, root: nn.Module, watched: Watched) -> None:
+    def __init__(self, root: nn.Module, points: Points) -> None:
         named = list(root.named_parameters())
         self.parameters = [parameter for _, parameter in named]
         self.names = [name for name, _ in named]
-        self.places = [_place(name, watched.blocks) for name in self.names]
-        self.count = len(watched.blocks)
+        self.places = [_place(name, points.blocks) for name in self.names]
+        self.count = len(points.blocks)
 
     def gradients(self, scale: float = 1.0) -> BlockNorms | None:
         """‖∇‖ as it is now, divided by a loss scale. None before the first backward pass. One look at the device."""

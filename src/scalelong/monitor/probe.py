@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scalelong._modules import first_tensor
 from scalelong.errors import ScaleLongError
-from scalelong.monitor.notes import which_bin
-from scalelong.skips.description import _first_tensor
+from scalelong.monitor.buffer import which_bin
 
 Inputs = Sequence[Any] | Callable[[nn.Module], Any]
 LEAST, MOST, SHARE = 4, 8, 8  # samples of a probe that is not given: an eighth of the batch within these
@@ -69,13 +69,13 @@ def as_probe(inputs: Inputs, t: Any = None) -> Probe:
 
 def from_batch(args: tuple[Any, ...], kwargs: dict[str, Any], t: Any = None) -> Probe:
     """The first samples of a call that was seen, copied."""
-    first = _first_tensor((*args, *kwargs.values()))
+    first = first_tensor((*args, *kwargs.values()))
     size = first.shape[0] if first is not None and first.ndim else 0
     return _of_call(tuple(_part(a, size) for a in args), {k: _part(v, size) for k, v in kwargs.items()}, t)
 
 
 def _of_call(args: tuple[Any, ...], kwargs: dict[str, Any], t: Any) -> Probe:
-    first = _first_tensor((*args, *kwargs.values()))
+    first = first_tensor((*args, *kwargs.values()))
     if first is None or first.ndim == 0:
         raise ScaleLongError("a probe needs a batch: its first argument is the noisy input x_t, a tensor")
     n = first.shape[0]

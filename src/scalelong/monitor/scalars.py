@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from scalelong.monitor.journal import Entry
-from scalelong.monitor.watched import Watched
+from scalelong.monitor.log import Entry
+from scalelong.monitor.points import Points
 
 
-def scalars(watched: Watched, entry: Entry) -> dict[str, float]:
+def scalars(points: Points, entry: Entry) -> dict[str, float]:
     """`stability/…`: what a curve is worth drawing of, without what is not finite."""
     found: dict[str, Any] = {
         "grad_norm": _get(entry, "grad", "total"),
@@ -18,7 +18,7 @@ def scalars(watched: Watched, entry: Entry) -> dict[str, float]:
         "ema_drift": _get(entry, "drift", "total"),
         "alarms": float(len(entry.get("alarms", ()))),
     }
-    for i in range(1, watched.n + 1):
+    for i in range(1, points.n + 1):
         where = f"skip_{i}"
         found |= {
             f"norm/{where}": _get(entry, "probe", "skip", i),
@@ -28,8 +28,8 @@ def scalars(watched: Watched, entry: Entry) -> dict[str, float]:
             f"oscillation/backbone_{i}": _get(entry, "oscillation", "probe", "backbone", i),
             f"oscillation_train/backbone_{i}": _get(entry, "oscillation", "train", "backbone", i),
         }
-    if not watched.n:
-        for k, path in enumerate(watched.blocks, start=1):
+    if not points.n:
+        for k, path in enumerate(points.blocks, start=1):
             found[f"norm/{path}"] = _get(entry, "probe", "blocks", k)
             found[f"oscillation/{path}"] = _get(entry, "oscillation", "probe", "blocks", k)
     return {f"stability/{name}": value for name, value in found.items() if value is not None}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalelong.monitor.alarms import Alarm
-from scalelong.monitor.journal import Entry
+from scalelong.monitor.log import Entry
+from scalelong.monitor.points import Points
 from scalelong.monitor.scalars import _get
-from scalelong.monitor.watched import Watched
 
 LEGEND = (
     "norms on the probe; ratio: κ_i·skip to backbone at the join; oscillation of the backbone h_i over the window, "
@@ -19,12 +19,12 @@ LEGEND = (
 class Summary:
     """What the monitor saw last; prints as a table, outermost skip first."""
 
-    watched: Watched
+    points: Points
     entry: Entry | None
     alarms: tuple[Alarm, ...]
 
     def __str__(self) -> str:
-        w, entry = self.watched, self.entry
+        w, entry = self.points, self.entry
         skips = f"{w.n} long skips" if w.n else "no long skips known, watched by its blocks"
         if entry is None:
             return f"{w.network}: {skips}; nothing seen yet"
@@ -45,7 +45,7 @@ class Summary:
     __repr__ = __str__
 
 
-def _skips(w: Watched, entry: Entry) -> list[str]:
+def _skips(w: Points, entry: Entry) -> list[str]:
     rows = [["i", "from", "to", "κ_i", "skip", "backbone", "ratio", "oscillation"]]
     for i, site in enumerate(w.sites, start=1):
         calm, live = (_figure(_get(entry, "oscillation", part, "backbone", i)) for part in ("probe", "train"))
@@ -59,7 +59,7 @@ def _skips(w: Watched, entry: Entry) -> list[str]:
     return [*_table(rows), LEGEND]
 
 
-def _blocks(w: Watched, entry: Entry) -> list[str]:
+def _blocks(w: Points, entry: Entry) -> list[str]:
     rows = [["block", "norm", "oscillation", "gradient"]]
     for k, path in enumerate(w.blocks, start=1):
         calm, live = (_figure(_get(entry, "oscillation", part, "blocks", k)) for part in ("probe", "train"))

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from scalelong.experiments.robustness import Robustness
-    from scalelong.kappa import KappaEstimate
-    from scalelong.ratios import Histogram
+    from scalelong.kappa import Histogram, KappaEstimate
     from scalelong.theory.report import TheoryReport
 
 GREEN, RED, YELLOW, ORANGE, BLUE = "#2e7d5b", "#bf616a", "#ebcb8b", "#d08770", "#5e81ac"

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scalelong._modules import first_tensor
 from scalelong.errors import ScaleLongError
-from scalelong.monitor.eyes import Eyes, Recorder
-from scalelong.monitor.undisturbed import unwrapped
-from scalelong.monitor.watched import Watched, watch_points
+from scalelong.monitor.points import Points, find_points, unwrapped
+from scalelong.monitor.recorder import Hooks, Recorder
 from scalelong.robustness.block_norms import block_norms
 from scalelong.robustness.spectral import Jacobian, SpectralNorm, power_iteration, second_derivatives
 from scalelong.scaling import BlockScaling, FixedSkips
 from scalelong.skips.application import scaling_of
-from scalelong.skips.description import _first_tensor
 from scalelong.theory.bounds import log_robustness
 
 
@@ -57,20 +56,20 @@ def local_lipschitz(
 ) -> LocalLipschitz:
     """Measure where `net(x, *args, **kwargs)` runs; `x` is x_t, (B, …). Works best in eval mode."""
     root = unwrapped(net)
-    watched = watch_points(root)
+    points = find_points(root)
     with torch.enable_grad(), second_derivatives():
         source = x.detach().clone().requires_grad_()
-        kept = _Kept(watched)
-        with Eyes(root, watched).open(kept):
-            output = _first_tensor(_plain(root(source, *args, **kwargs)))
+        kept = _Kept(points)
+        with Hooks(root, points).open(kept):
+            output = first_tensor(_plain(root(source, *args, **kwargs)))
         if output is None:
-            raise ScaleLongError(f"{watched.network} gave no tensor")
+            raise ScaleLongError(f"{points.network} gave no tensor")
         network = _norm(output, source, iterations, tolerance, seed)
         skip, backbone = kept.ends
         middle = None if skip is None or backbone is None else _norm(backbone, skip, iterations, tolerance, seed).value
-    kappas = _coefficients(root, watched, kept)
+    kappas = _coefficients(root, points, kept)
     found = LocalLipschitz(network.value, network.converged, kappas, None, middle)
-    if not watched.n:
+    if not points.n:
         return replace(found, note="no long skips are known, so Theorem 3.4 says nothing")
     try:
         blocks = block_norms(root, x, *args, iterations=iterations, tolerance=tolerance, seed=seed, **kwargs).norms
@@ -85,9 +84,9 @@ def local_lipschitz(
 class _Kept(Recorder):
     """Keeps the innermost skip and what it joins, as tensors of the graph, and the largest κ_i."""
 
-    def __init__(self, watched: Watched) -> None:
-        super().__init__(watched.size)
-        self.wanted = {watched.point(m, watched.n): m for m in ("skip", "backbone")} if watched.n else {}
+    def __init__(self, points: Points) -> None:
+        super().__init__(points.size)
+        self.wanted = {points.point(m, points.n): m for m in ("skip", "backbone")} if points.n else {}
         self.tensors: dict[str, Tensor] = {}
 
     def saw(self, keys: tuple[int, ...], x: Tensor | None) -> None:
@@ -106,14 +105,14 @@ def _norm(target: Tensor, source: Tensor, iterations: int, tolerance: float, see
     return power_iteration(jacobian.times, jacobian.transposed_times, start, iterations, tolerance)
 
 
-def _coefficients(root: nn.Module, watched: Watched, kept: _Kept) -> tuple[float, ...]:
+def _coefficients(root: nn.Module, points: Points, kept: _Kept) -> tuple[float, ...]:
     scaler = scaling_of(root)
     if scaler is None or isinstance(scaler.spec, BlockScaling):
-        return (1.0,) * watched.n
+        return (1.0,) * points.n
     if isinstance(scaler, FixedSkips):
         return tuple(scaler.coefficients)
     largest = {i: max(float(call[2]) for call in calls) for i, calls in kept.kappas.items()}
-    return tuple(largest[i] for i in range(1, watched.n + 1)) if len(largest) == watched.n else ()
+    return tuple(largest[i] for i in range(1, points.n + 1)) if len(largest) == points.n else ()
 
 
 def _plain(output: Any) -> Any:

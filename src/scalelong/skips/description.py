@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from scalelong._modules import evaluating, first_tensor
 from scalelong.scaling import NoScaling, Scaling, SkipScaling
 from scalelong.skips.application import _root, scaling_of, sites_of
 from scalelong.skips.hooks import attach, detach, split_trailing
@@ -132,7 +131,7 @@ def _measured(
     kwargs: dict[str, Any],
 ) -> list[Row]:
     delta = 0.01 if _precise(root) else 0.1  # in half precision a smaller step would be rounding
-    with torch.no_grad(), _evaluating(root):
+    with torch.no_grad(), evaluating(root):
         plain = _Nudge()
         base = _run(root, sites, placement, plain, range(1, len(sites) + 1), example, kwargs)
         measured = []
@@ -193,19 +192,12 @@ class _Capture:
         self.into, self.index, self.trailing, self.dim = into, index, trailing, dim
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        output = _first_tensor(output)
+        output = first_tensor(output)
         if output is None:
             return
         if self.trailing is not None:
             output = split_trailing(output, self.trailing, self.dim)[1]
         self.into[self.index] = output.detach().double()
-
-
-def _first_tensor(value: Any) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return next((tensor for item in items if (tensor := _first_tensor(item)) is not None), None)
 
 
 class _CaptureKappa:
@@ -214,18 +206,6 @@ class _CaptureKappa:
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, int], output: Tensor) -> None:
         self.into[args[1]] = output.detach().float()
-
-
-@contextmanager
-def _evaluating(root: nn.Module) -> Iterator[None]:
-    """Eval mode, and every module's own mode back."""
-    modes = [(module, module.training) for module in root.modules()]
-    root.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _relative_change(after: Tensor | None, before: Tensor | None) -> float:

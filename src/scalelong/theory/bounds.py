@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scalelong.errors import ScaleLongError
+from scalelong.kappa import kappa_for_sum as kappa_for_sum
+from scalelong.kappa import log_geometric_sum, sum_of_squares
 from scalelong.scaling import ConstantScaling, FixedScaling, NoScaling, UniformScaling
 
 
@@ -124,11 +126,6 @@ def log_robustness_product(
 # ----------------------------------------------------------------------------------------- closed forms
 
 
-def sum_of_squares(coefficients: Sequence[float], start: int = 1) -> float:
-    """Σ_{j=start}^N κ_j² (an empty sum is 0)."""
-    return math.fsum(kappa * kappa for kappa in coefficients[start - 1 :])
-
-
 def closed_sum_of_squares(scaling: FixedScaling, n: int, start: int = 1) -> float:
     """Σ_{j=start}^N κ_j² in closed form: N, κ²N, κ^{2(start−1)}(1 − κ^{2(N−start+1)})/(1 − κ²), and reversed."""
     _within("start", start, 1, n + 1)
@@ -175,41 +172,6 @@ def orders(scaling: FixedScaling, n: int, m: int, log_m0: float) -> Orders:
             return Orders("O(κ² m)", features, "O(κ M₀^N)", log_kappa + n * log_m0)
         return Orders("O(κ^{2i} m)", features, "O(M₀ (κM₀)^{N−1})", log_m0 + (n - 1) * (log_kappa + log_m0))
     return Orders("O(m Σκ²)", features, "O(Σ κ_i M₀^i)", log_main_term(scaling, n, log_m0))
-
-
-def log_geometric_sum(log_ratio: float, n: int) -> float:
-    """log(1 + r + … + r^{n−1}) for r = exp(log_ratio); log n at r = 1, 0 at r = 0, −inf for an empty sum."""
-    if n <= 0:
-        return -math.inf
-    if log_ratio == -math.inf or n == 1:
-        return 0.0
-    if abs(log_ratio) < 1e-300:  # the limit; below it expm1 works with denormal numbers
-        return math.log(n)
-    decay = -abs(log_ratio)  # sum over r^{-1} instead when r > 1, and put r^{n-1} back
-    log_sum = math.log(-math.expm1(n * decay)) - math.log(-math.expm1(decay))
-    return log_sum + (n - 1) * log_ratio if log_ratio > 0 else log_sum
-
-
-def kappa_for_sum(total: float, n: int) -> float:
-    """The kappa of CS in [0, 1] with Σ_{i=1}^N κ^{2(i−1)} = total, for total in [1, N]; beyond, the nearer end."""
-    if n < 1:
-        raise ScaleLongError(f"the number of long skips is {n}; it must be at least 1")
-    if math.isnan(total):
-        raise ScaleLongError("the sum of squares is NaN")
-    if total <= 1:
-        return 0.0 if n > 1 else 1.0  # one skip: κ_1 = κ^0 = 1 whatever kappa is
-    if total >= n:
-        return 1.0
-    low, high = 0.0, 1.0
-    while high - low > 1e-15:  # the sum is increasing in kappa
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if math.exp(log_geometric_sum(2 * math.log(middle), n)) < total:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
 
 
 def log_sum_exp(terms: Sequence[float]) -> float:

@@ -191,7 +191,7 @@ class Trainer:
     @torch.no_grad()
     def validation_loss(self, held_out: Examples, n: int, net: nn.Module | None = None) -> float:
         """Mean loss on fixed images, times and noise, without gradients, in eval mode."""
-        from scalelong.diffusion.sampling import evaluating
+        from scalelong._modules import evaluating
 
         inner = net or self.net
         device, total, probe = self.accelerator.device, 0.0, held_out.probe(n)

@@ -55,7 +55,7 @@ def read_stability(path: Path | str) -> Stability:
     return Stability(headers[-1], [line for line in lines if "format" not in line])
 
 
-class Journal:
+class LogWriter:
     """Appends looks to a file. At `keep` looks every second one of the older half is dropped, and so on.
 
     So the newest half is always whole, older times are seen ever more coarsely, and the file never has more than

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalelong.monitor.eyes import Norms
-from scalelong.monitor.journal import Entry, number, rounded
-from scalelong.monitor.notes import Noted
+from scalelong.monitor.buffer import Buffered
+from scalelong.monitor.log import Entry, number, rounded
 from scalelong.monitor.oscillation import Window, jumps
 from scalelong.monitor.parameter_norms import BlockNorms
-from scalelong.monitor.watched import MEASURES, Watched
+from scalelong.monitor.points import MEASURES, Points
+from scalelong.monitor.recorder import Norms
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """What was seen of one step: its own forward pass and gradient, and the probe with the same weights."""
 
     step: int
@@ -32,13 +32,13 @@ class Look:
 class Layout:
     """The order in which everything that jumps stands in one vector: probe, training batch, gradients."""
 
-    def __init__(self, watched: Watched, bins: int) -> None:
-        self.watched, self.bins = watched, bins
-        self.followed = watched.n or len(watched.blocks)  # points whose timesteps are told apart: every h_i, or blocks
+    def __init__(self, points: Points, bins: int) -> None:
+        self.points, self.bins = points, bins
+        self.followed = points.n or len(points.blocks)  # points whose timesteps are told apart: every h_i, or blocks
 
-    def norms(self, look: Look) -> list[float]:
+    def norms(self, look: Snapshot) -> list[float]:
         """Everything that jumps."""
-        w, g = self.watched, look.gradients
+        w, g = self.points, look.gradients
         found: list[float] = []
         for norms in (look.probe, look.train):
             found += [math.nan] * w.features if norms is None else norms.total[: w.features]
@@ -48,7 +48,7 @@ class Layout:
         """The norm of h_i (or of a block's output) over the samples of each timestep bin."""
         if norms is None or norms.squares is None or members is None:
             return [[math.nan] * self.bins] * self.followed
-        start = self.watched.point("backbone", 1) if self.watched.n else self.watched.block(0)
+        start = self.points.point("backbone", 1) if self.points.n else self.points.block(0)
         return [
             [math.sqrt(sum(row[k] for k in inside) / len(inside)) if inside else math.nan for inside in members]
             for row in norms.squares[start : start + self.followed]
@@ -56,7 +56,7 @@ class Layout:
 
     def told(self, values: list[float], digits: int) -> dict[str, Any]:
         """What `norms` lists, as named lists for JSON."""
-        f = self.watched.features
+        f = self.points.features
         total, *blocks = rounded(values[2 * f :], digits)
         return {
             "probe": self.features(values[:f], digits),
@@ -68,7 +68,7 @@ class Layout:
         """`told` read back."""
         if not told:
             return None
-        w = self.watched
+        w = self.points
         flat: list[float | None] = []
         for part in ("probe", "train"):
             named = told.get(part) or {}
@@ -84,22 +84,22 @@ class Layout:
         return _tensor([value for row in rows for value in row]) if rows else None
 
     def features(self, values: list[float], digits: int) -> dict[str, Any]:
-        w = self.watched
+        w = self.points
         named = {m: rounded(values[k * w.n : (k + 1) * w.n], digits) for k, m in enumerate(MEASURES)} if w.n else {}
         return {**named, "blocks": rounded(values[len(MEASURES) * w.n :], digits)}
 
 
 def make_entry(
     layout: Layout,
-    now: Look,
-    before: Look | None,
+    now: Snapshot,
+    before: Snapshot | None,
     last: int,
-    noted: Noted,
+    noted: Buffered,
     drift: BlockNorms | None,
     kappas: list[Any],
 ) -> Entry:
     """The look without what is compared over a window. A jump is over exactly one step; `last` is the last entry's."""
-    w = layout.watched
+    w = layout.points
     entry: Entry = {"step": now.step}
     for name, norms in (("probe", now.probe), ("train", now.train)):
         if norms is not None:
@@ -142,7 +142,7 @@ def oscillations(layout: Layout, entry: Entry, window: Window, by_time: Window, 
     return found
 
 
-def _gradient_part(now: Look, before: Look | None, last: int, noted: Noted) -> Entry:
+def _gradient_part(now: Snapshot, before: Snapshot | None, last: int, noted: Buffered) -> Entry:
     totals = list(noted.gradients)
     totals += [
         (look.step, look.gradients.total)
@@ -158,7 +158,7 @@ def _gradient_part(now: Look, before: Look | None, last: int, noted: Noted) -> E
     return {"grad": part} if part else {}
 
 
-def _nonfinite(w: Watched, now: Look, noted: Noted) -> Entry | None:
+def _nonfinite(w: Points, now: Snapshot, noted: Buffered) -> Entry | None:
     """The first thing that is not finite, and the first step that says so."""
     since = min((s for s in (noted.bad_loss, noted.bad_gradient) if s is not None), default=now.step)
     for name, norms in (("probe", now.probe), ("training", now.train)):

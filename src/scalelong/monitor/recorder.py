@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from scalelong._modules import first_tensor
+from scalelong.monitor.points import ROOT, Points
 from scalelong.monitor.reading import read
-from scalelong.monitor.watched import ROOT, Watched
 from scalelong.scaling import BlockScaling, FixedSkips
 from scalelong.skips.application import scaling_of
-from scalelong.skips.description import _first_tensor
 from scalelong.skips.hooks import _argument_of, split_trailing
 from scalelong.skips.sites import Site
 
@@ -106,43 +106,43 @@ class Recorder:
         )
 
 
-class Eyes:
+class Hooks:
     """The hooks of one network: made once, attached for the passes of a look and taken off after it."""
 
-    _alone: ClassVar[Eyes | None] = None  # whose pass of its own is running, which others do not look at
+    _alone: ClassVar[Hooks | None] = None  # whose pass of its own is running, which others do not look at
 
-    def __init__(self, root: nn.Module, watched: Watched) -> None:
+    def __init__(self, root: nn.Module, points: Points) -> None:
         self.root = root
         self.recorder: Recorder | None = None  # where norms go while the eyes are open
         self.at_root = _RootEye(self)
         self.joins: list[tuple[nn.Module, _SkipEye, nn.Module, _JoinEye]] = []
         outputs: dict[str, list[int]] = {}
-        for i, site in enumerate(watched.sites, start=1):
+        for i, site in enumerate(points.sites, start=1):
             called = root.get_submodule(site.called)
             join = _Join(*_argument_of(called, site.argument), site=site)
-            before = _SkipEye(self, join, watched.point("skip", i))
-            after = _JoinEye(self, join, watched.point("joined", i), watched.point("backbone", i))
+            before = _SkipEye(self, join, points.point("skip", i))
+            after = _JoinEye(self, join, points.point("joined", i), points.point("backbone", i))
             self.joins.append((called, before, root.get_submodule(site.path), after))
-            outputs.setdefault(site.path, []).append(watched.point("out", i))
-        for k, path in enumerate(watched.blocks):
-            outputs.setdefault("" if path == ROOT else path, []).append(watched.block(k))
+            outputs.setdefault(site.path, []).append(points.point("out", i))
+        for k, path in enumerate(points.blocks):
+            outputs.setdefault("" if path == ROOT else path, []).append(points.block(k))
         self.outputs = [(root.get_submodule(path), _OutEye(self, tuple(keys))) for path, keys in outputs.items()]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Eyes:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hooks:
         """For a network that is copied while it is looked at: the hooks of the copy see nothing, ever."""
-        closed = memo[id(self)] = object.__new__(Eyes)
+        closed = memo[id(self)] = object.__new__(Hooks)
         closed.recorder = None
         return closed
 
     @contextmanager
     def alone(self, recorder: Recorder) -> Iterator[None]:
         """`open`, for a pass that is made to look at: other eyes on the same network are closed meanwhile."""
-        Eyes._alone = self
+        Hooks._alone = self
         try:
             with self.open(recorder):
                 yield
         finally:
-            Eyes._alone = None
+            Hooks._alone = None
 
     @contextmanager
     def open(self, recorder: Recorder | None) -> Iterator[None]:
@@ -220,12 +220,12 @@ class _Join:
 class _Eye:
     """The base of the hooks."""
 
-    def __init__(self, eyes: Eyes) -> None:
+    def __init__(self, eyes: Hooks) -> None:
         self.eyes = eyes
 
     def recorder(self) -> Recorder | None:
         """None while a network is traced, where checkpointing runs a block again, and in the pass of other eyes."""
-        if torch.compiler.is_compiling() or _graph_task() != -1 or Eyes._alone not in (None, self.eyes):
+        if torch.compiler.is_compiling() or _graph_task() != -1 or Hooks._alone not in (None, self.eyes):
             return None
         return self.eyes.recorder
 
@@ -239,7 +239,7 @@ class _RootEye(_Eye):
             return
         if recorder.keep_call and recorder.call is None:
             recorder.call = (args, kwargs)
-        first = _first_tensor((*args, *kwargs.values()))
+        first = first_tensor((*args, *kwargs.values()))
         if first is not None:
             recorder.batch += first.shape[0] if first.ndim else 1
             kind = first.device.type
@@ -247,7 +247,7 @@ class _RootEye(_Eye):
 
 
 class _SkipEye(_Eye):
-    def __init__(self, eyes: Eyes, join: _Join, skip: int) -> None:
+    def __init__(self, eyes: Hooks, join: _Join, skip: int) -> None:
         super().__init__(eyes)
         self.join, self.skip = join, (skip,)
 
@@ -257,7 +257,7 @@ class _SkipEye(_Eye):
 
 
 class _JoinEye(_Eye):
-    def __init__(self, eyes: Eyes, join: _Join, joined: int, backbone: int) -> None:
+    def __init__(self, eyes: Hooks, join: _Join, joined: int, backbone: int) -> None:
         super().__init__(eyes)
         self.join, self.joined, self.backbone = join, (joined,), (backbone,)
 
@@ -269,13 +269,13 @@ class _JoinEye(_Eye):
 
 
 class _OutEye(_Eye):
-    def __init__(self, eyes: Eyes, keys: tuple[int, ...]) -> None:
+    def __init__(self, eyes: Hooks, keys: tuple[int, ...]) -> None:
         super().__init__(eyes)
         self.keys = keys
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if (recorder := self.recorder()) is not None:
-            recorder.saw(self.keys, _first_tensor(output))
+            recorder.saw(self.keys, first_tensor(output))
 
 
 class _KappaEye(_Eye):

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalelong.monitor.journal import number, rounded
+from scalelong.monitor.log import number, rounded
 from scalelong.monitor.reading import read
 
 MOST = 10_000  # notes kept where nobody looks
 
 
 @dataclass(frozen=True)
-class Noted:
+class Buffered:
     """What was noted since the last look."""
 
     loss: dict[str, Any] | None = None
@@ -26,11 +26,11 @@ class Noted:
     bad_loss: int | None = None  # the first step whose loss is not finite
     bad_gradient: int | None = None
 
-    def without_gradient_trouble(self) -> Noted:
+    def without_gradient_trouble(self) -> Buffered:
         return replace(self, bad_gradient=None)
 
 
-class Notes:
+class Buffer:
     def __init__(self) -> None:
         self._losses: deque[tuple[int, Tensor, Tensor | None]] = deque(maxlen=MOST)
         self._gradients: deque[tuple[int, Tensor]] = deque(maxlen=MOST)
@@ -44,7 +44,7 @@ class Notes:
         if grad_norm is not None:
             self._gradients.append((step, torch.as_tensor(grad_norm).detach().reshape(())))
 
-    def collect(self, edges: Sequence[float], after: int) -> Noted:
+    def collect(self, edges: Sequence[float], after: int) -> Buffered:
         """Everything since the last call, in one look at the device for each kind.
 
         Gradient norms of steps up to `after`, the last look, are left out: it has seen them itself.
@@ -58,7 +58,7 @@ class Notes:
         bad_gradient = next((step for step, norm in noted if not math.isfinite(norm)), None)
         finite = tuple((step, norm) for step, norm in noted if math.isfinite(norm))
         if not losses:
-            return Noted(None, finite, None, bad_gradient)
+            return Buffered(None, finite, None, bad_gradient)
         values = torch.cat([v.to(losses[0][1].device, torch.float32) for _, v, _ in losses]).cpu().double()
         lengths = [len(v) for _, v, _ in losses]
         each = torch.segment_reduce(values, "sum", lengths=torch.tensor(lengths)).tolist()
@@ -75,7 +75,7 @@ class Notes:
         if all(times is not None for _, _, times in losses):
             times = torch.cat([t.to(losses[0][1].device, torch.float32) for _, _, t in losses if t is not None]).cpu()
             summary["bins"] = _means(values, which_bin(times, edges), len(edges) - 1)
-        return Noted(summary, finite, bad_loss, bad_gradient)
+        return Buffered(summary, finite, bad_loss, bad_gradient)
 
 
 def which_bin(times: Tensor, edges: Sequence[float]) -> Tensor:

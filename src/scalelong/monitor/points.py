@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import InvalidValueError, ScaleLongError, ScalingStateError
 from scalelong.skips.adapters import find_sites
-from scalelong.skips.application import sites_of
+from scalelong.skips.application import _root, sites_of
 from scalelong.skips.sites import Site
 
 ROOT = "(network)"  # the root as a block: its output, and the parameters that are its own
@@ -18,7 +18,7 @@ MEASURES = ("skip", "backbone", "out")  # of one long skip, in the order of the 
 
 
 @dataclass(frozen=True)
-class Watched:
+class Points:
     """The points at which norms are taken. Of long skip i (outermost first):
 
     skip      x_i, as the encoder gives it, before κ_i
@@ -92,7 +92,7 @@ class Watched:
         }
 
 
-def watch_points(root: nn.Module, sites: Iterable[Site | str] | None = None) -> Watched:
+def find_points(root: nn.Module, sites: Iterable[Site | str] | None = None) -> Points:
     """The long skips that are known (or given) and the blocks; a network without known skips has its blocks alone."""
     if sites is not None:
         found = find_sites(root, sites)
@@ -101,7 +101,7 @@ def watch_points(root: nn.Module, sites: Iterable[Site | str] | None = None) -> 
             found, _ = sites_of(root)
         except ScaleLongError:
             found = []
-    return Watched(type(root).__name__, tuple(found), tuple(_blocks(root)))
+    return Points(type(root).__name__, tuple(found), tuple(_blocks(root)))
 
 
 def _blocks(root: nn.Module) -> list[str]:
@@ -122,3 +122,16 @@ def _below(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield from _below(child, f"{path}.")
         elif next(child.parameters(), None) is not None:
             yield path, child
+
+
+def unwrapped(net: Any) -> nn.Module:
+    """Return the network inside DDP, DataParallel, torch.compile or PEFT. Raises for FSDP."""
+    for cls in type(net).__mro__:
+        if cls.__name__ in ("FullyShardedDataParallel", "FSDPModule"):
+            raise ScalingStateError(
+                "the monitor cannot record a network sharded by FSDP, because no process holds its whole parameters; "
+                "use one device or DistributedDataParallel"
+            )
+    if not isinstance(net, nn.Module):
+        raise InvalidValueError(f"net must be a torch.nn.Module, got {type(net).__name__}")
+    return _root(net, wrapped=True)

@@ -1,0 +1,98 @@
+"""Run a network without changing it: eval mode for a block, and passes that leave no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def evaluating(net: Any) -> Iterator[None]:
+    """Put every module of `net` in eval mode, and restore each module's own mode on exit.
+
+    `net` may be any callable; a callable that is not a module is left alone.
+    """
+    training = [module for module in modules_of(net) if module.training] if isinstance(net, nn.Module) else []
+    try:
+        for module in training:
+            module.__dict__["training"] = False  # nn.Module's setter is slow: it searches the parameters first
+        yield
+    finally:
+        for module in training:
+            module.__dict__["training"] = True
+
+
+@contextmanager
+def leave_no_trace(net: nn.Module, autocast: Mapping[str, torch.dtype | None] | None = None) -> Iterator[None]:
+    """Run `net` in eval mode, without gradients, eagerly and with fixed random numbers, and restore all state on exit.
+
+    autocast   the mixed precision to use, by device type. Its cache of cast weights is neither read nor left with
+               copies that have no gradient.
+    """
+    compiled = [(m, m._compiled_call_impl) for m in modules_of(net) if m.__dict__.get("_compiled_call_impl")]
+    device = device_of(net)
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        torch.default_generator.manual_seed(0)
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index or 0].manual_seed(0)
+        if compiled or hasattr(net.forward, "_torchdynamo_orig_callable"):
+            stack.enter_context(_eager())
+        for kind, dtype in (autocast or {}).items():
+            stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False))
+        stack.enter_context(evaluating(net))
+        try:
+            for module, _ in compiled:
+                module._compiled_call_impl = None
+            yield
+        finally:
+            for module, implementation in compiled:
+                module._compiled_call_impl = implementation
+            if any(torch.is_autocast_enabled(kind) for kind in {"cpu", device.type}):
+                torch.clear_autocast_cache()  # a network that enters autocast itself has filled it
+
+
+def is_compiled(net: nn.Module) -> bool:
+    """Whether torch.compile wraps any part of `net`. Hooks do not run inside compiled code."""
+    return any(
+        module.__dict__.get("_compiled_call_impl") is not None
+        or "_torchdynamo_orig_callable" in getattr(module.__dict__.get("forward"), "__dict__", {})
+        or type(module).__name__ == "OptimizedModule"
+        for module in modules_of(net)
+    )
+
+
+def modules_of(net: nn.Module) -> list[nn.Module]:
+    """Return every module once, in no order. `net.modules()` also builds their names, which takes ten times longer."""
+    found, stack = {net}, [net]
+    while stack:
+        for child in stack.pop()._modules.values():
+            if child is not None and child not in found:
+                found.add(child)
+                stack.append(child)
+    return list(found)
+
+
+def device_of(net: Any) -> torch.device:
+    """Return the device of the first parameter, or the CPU."""
+    parameter = next(net.parameters(), None) if isinstance(net, nn.Module) else None
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """Return the first tensor in a tensor, tuple, list or dictionary, searched recursively."""
+    if isinstance(value, Tensor):
+        return value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return next((tensor for item in items if (tensor := first_tensor(item)) is not None), None)
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Run functions that are compiled inside the network eagerly (torch >= 2.6)."""
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    return nullcontext() if set_stance is None else set_stance("force_eager")
