@@ -34,7 +34,7 @@ import scalelong
 from scalelong import ConstantScaling, LearnableScaling, NoScaling, StabilityMonitor, StackedUNet, UViT
 from scalelong.diffusion import sample
 from scalelong.runs.config import Config, override
-from scalelong.runs.network import build_network
+from scalelong.runs.run import build_network
 from scalelong.training.examples import Examples
 from scalelong.training.presets import preset
 from scalelong.training.trainer import Trainer

@@ -5,8 +5,9 @@ import json
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from scalelong import json_lines
-from scalelong.json_lines import blocks, parsed
+from scalelong import files
+from scalelong.files import json_line_blocks as blocks
+from scalelong.files import parse_json_line as parsed
 
 OBJECTS = st.dictionaries(st.sampled_from(["step", "loss", "é"]), st.integers() | st.floats() | st.text(), max_size=3)
 LINES = st.lists(
@@ -25,11 +26,11 @@ def test_blocks_of_any_size_hold_what_each_line_holds(tmp_path_factory, lines, t
     content = b"".join(line + b"\n" for line in lines)
     path.write_bytes(content[:-1] if torn else content)
     expected = [row for line in path.read_bytes().split(b"\n") if isinstance(row := parsed(line), dict)]
-    before, json_lines.BLOCK = json_lines.BLOCK, size
+    before, files.BLOCK = files.BLOCK, size
     try:
         found = [row for rows in blocks(path) for row in rows]
     finally:
-        json_lines.BLOCK = before
+        files.BLOCK = before
     assert json.dumps(found) == json.dumps(expected)  # as text: NaN equals itself
 
 

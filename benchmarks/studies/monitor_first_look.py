@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from scalelong.monitor.log import read_stability
-from scalelong.runs.run import read_lines
+from scalelong.runs.logs import read_lines
 from scalelong.scaling import parse_scaling
 from scalelong.training.choose import choose
 from scalelong.training.loop import train

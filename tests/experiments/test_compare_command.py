@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from scalelong.runs.run import read_lines
+from scalelong.runs.logs import read_lines
 
 SMALL = [
     "model.embed_dim=32", "model.depth=4", "model.num_heads=2", "train.batch_size=8", "validate.every=2",

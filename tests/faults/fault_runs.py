@@ -10,7 +10,8 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
-from scalelong.runs.run import Run, read_lines
+from scalelong.runs.logs import read_lines
+from scalelong.runs.run import Run
 from tiny_runs import tiny_config, tiny_settings
 
 OFTEN = {"checkpoint__every": 1, "validate__n": 8}  # a checkpoint a step: something to lose at any moment
@@ -29,14 +30,14 @@ def as_arguments(**settings):
 def losses(folder):
     return [
         (entry["step"], entry["loss"], entry["grad_norm"])
-        for entry in read_lines(Run(folder).metrics)
+        for entry in read_lines(Run(folder).metrics_path)
         if {"step", "loss", "grad_norm"} <= set(entry)  # a foreign line, planted there, has none of them
     ]
 
 
 def weights(folder, step):
     """Hashes of everything that a checkpoint has learned."""
-    found = Run(folder).checkpoints / f"step-{step:08d}"
+    found = Run(folder).checkpoints_path / f"step-{step:08d}"
     return {path.name: digest(path) for path in sorted(found.glob("*.safetensors"))}
 
 

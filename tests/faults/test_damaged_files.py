@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from scalelong import LearnableScaling
 from scalelong.errors import ScaleLongError
-from scalelong.runs.run import JsonLines, Run, load_run, read_lines
+from scalelong.runs.logs import JsonLines, read_lines
+from scalelong.runs.run import Run, load_run
 from scalelong.training import checkpoint
 from scalelong.training.loop import train
 
@@ -196,6 +197,6 @@ def test_any_log_is_cut_at_a_step_and_read(tmp_path, lines, torn, step):
 @given(value=st.dictionaries(st.sampled_from(["config", "data", "shapes", "class_names", "x"]), VALUES, max_size=5))
 def test_any_config_json_is_a_run_or_a_sentence(tmp_path, value):
     (tmp_path / "config.json").write_text(json.dumps(value))
-    for read in (Run(tmp_path).record, Run(tmp_path).config, lambda: load_run(tmp_path)):
+    for read in (lambda: Run(tmp_path).settings, lambda: Run(tmp_path).config, lambda: load_run(tmp_path)):
         with suppress(ScaleLongError):
             read()

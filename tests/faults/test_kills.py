@@ -10,7 +10,8 @@ import time
 import pytest
 from fault_runs import finish, left_aside, losses, small_config, start, wait, weights
 
-from scalelong.runs.run import JsonLines, Run, load_run
+from scalelong.runs.logs import JsonLines
+from scalelong.runs.run import Run, load_run
 from scalelong.training import checkpoint
 from scalelong.training.loop import train
 
@@ -78,7 +79,7 @@ def whole(imported, tmp_path_factory):
 
 
 def newest_step(folder):
-    state, _ = checkpoint.newest(Run(folder).checkpoints)
+    state, _ = checkpoint.newest(Run(folder).checkpoints_path)
     return 0 if state is None else state.progress.step
 
 

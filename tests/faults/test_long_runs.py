@@ -12,7 +12,8 @@ import pytest
 from fault_runs import finish, losses, small_config
 
 from scalelong.report import write_report
-from scalelong.runs.run import JsonLines, Run, read_lines
+from scalelong.runs.logs import JsonLines, read_lines
+from scalelong.runs.run import Run
 from scalelong.training.loop import train
 from scalelong.training.trainer import Trainer
 
@@ -96,6 +97,6 @@ def _move_checkpoint(folder, step):
 
     from scalelong.training import checkpoint
 
-    place = Run(folder).checkpoints
+    place = Run(folder).checkpoints_path
     state, _ = checkpoint.newest(place)
     checkpoint.save(place, replace(state, progress=replace(state.progress, step=step)), keep=1)

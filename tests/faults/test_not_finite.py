@@ -8,7 +8,7 @@ import torch
 from fault_runs import as_arguments, check_sentence, command_line, losses, small_config
 from safetensors.torch import load_file
 
-from scalelong.runs.run import read_lines
+from scalelong.runs.logs import read_lines
 from scalelong.training.examples import Examples
 from scalelong.training.loop import train
 from scalelong.training.trainer import NonFiniteError, Trainer

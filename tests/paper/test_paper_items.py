@@ -130,13 +130,12 @@ def test_the_decay_of_cs_is_the_logarithm_of_its_kappa():
 
 def test_norms_start_with_the_untrained_network_and_go_on_with_every_checkpoint(runs):
     from scalelong.robustness.block_norms import block_norms
-    from scalelong.runs.network import build_network
-    from scalelong.runs.run import Run
+    from scalelong.runs.run import Run, build_network
     from scalelong.training.examples import Examples
 
     found = norms_in_training(runs / "tiny" / "none-seed1")
     assert sorted(found) == [0, 4, 8, 12]
-    config = Run(runs / "tiny" / "none-seed1").config()
+    config = Run(runs / "tiny" / "none-seed1").config
     examples = Examples(config, "validation")
     batch = examples.probe(4)
     net = build_network(config, examples.shapes).eval()

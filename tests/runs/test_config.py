@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelong.errors import ScaleLongError
+from scalelong.runs.config import Config, differences, known_keys, override, parse_settings
 from scalelong.scaling import parse_scaling
 from scalelong.training.choose import choose, default_out
-from scalelong.runs.config import Config, differences, known_keys, override, parse_settings
 from scalelong.training.presets import PRESETS, preset, sizes
 from scalelong.training.sizes import size_of
 

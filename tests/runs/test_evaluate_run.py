@@ -8,10 +8,9 @@ from torch import nn
 
 from scalelong.evaluation import Evaluation, ModuleExtractor
 from scalelong.evaluation import extractors as extractors_module
-from scalelong.runs.evaluate import TrainingEvaluation
-from scalelong.runs.evaluate import evaluate_network, evaluate_run
-from scalelong.training import load_run, override, preset, train
+from scalelong.runs.evaluate import TrainingEvaluation, evaluate_network
 from scalelong.runs.generate import Request
+from scalelong.training import load_run, override, preset, train
 
 SMALL = {"train.steps": 2, "train.batch_size": 4, "model.embed_dim": 16, "model.depth": 2, "model.num_heads": 2}
 QUIET = {"sample.n": 0, "validate.n": 4, "sample.steps": 3}
@@ -37,8 +36,8 @@ def run(tmp_path):
 
 
 def test_a_run_is_measured_against_what_it_was_trained_on(run):
-    found = evaluate_run(run.run.folder, Request(n=20, steps=3, seed=4), extractor="small")
-    assert Evaluation.load(run.run.folder / "evaluation.json") == found
+    found = run.evaluate(Request(n=20, steps=3, seed=4), extractor="small", save_as="evaluate")
+    assert Evaluation.load(run.folder / "evaluation.json") == found
     made = found.card.generation
     assert (made.sample_seed, made.evaluations, made.step, made.run) == (4, 3, 2, "run")
     reference = found.card.reference
@@ -58,14 +57,14 @@ def test_samples_depend_on_the_seed_and_not_on_the_batch(run):
 
 def test_evaluation_on_the_way_writes_a_card_a_step(run):
     config = override(run.config, {"evaluate.every": 5, "evaluate.n": 20, "evaluate.extractor": "small"})
-    evaluation = TrainingEvaluation(config, run.run.folder)
+    evaluation = TrainingEvaluation(config, run.folder)
     assert [step for step in range(1, 12) if evaluation.due(step, last=step == 11)] == [5, 10, 11]
     seen = evaluation(run.net, run.facts, 5)
     assert seen.keys() == {"frechet", "kid"}  # not FID, and not called so
-    stored = json.loads((run.run.folder / "evaluations" / "step-00000005.json").read_text())
+    stored = json.loads((run.folder / "evaluations" / "step-00000005.json").read_text())
     assert stored["frechet"] == seen["frechet"]
     assert stored["card"]["generation"]["step"] == 5
-    never = TrainingEvaluation(override(config, {"evaluate.every": 0}), run.run.folder)
+    never = TrainingEvaluation(override(config, {"evaluate.every": 0}), run.folder)
     assert not never.due(11, last=True)
 
 

@@ -70,19 +70,19 @@ def test_a_torn_last_line_is_left_out(tmp_path):
 def test_an_absent_file_is_empty(tmp_path):
     assert read_columns(tmp_path / "no.jsonl") == {}
     assert read_watch_log(tmp_path / "no.jsonl") is None
-    assert Tail(tmp_path / "no.jsonl").look() == {}
+    assert Tail(tmp_path / "no.jsonl").read() == {}
 
 
 def test_a_tail_sees_what_is_new_and_what_was_cut(tmp_path):
     path = tmp_path / "metrics.jsonl"
     tail = Tail(path)
     path.write_text('{"step": 1, "loss": 1.0, "val_loss": 2.0}\n{"step": 2, "lo')
-    assert tail.look() == {"step": 1, "loss": 1.0, "val_loss": 2.0}
+    assert tail.read() == {"step": 1, "loss": 1.0, "val_loss": 2.0}
     with open(path, "a") as file:
         file.write('ss": 0.5}\n')
-    assert tail.look() == {"step": 2, "loss": 0.5, "val_loss": 2.0}
+    assert tail.read() == {"step": 2, "loss": 0.5, "val_loss": 2.0}
     path.write_text('{"step": 1, "loss": 1.0}\n')  # a resume took back a step
-    assert tail.look()["step"] == 1
+    assert tail.read()["step"] == 1
 
 
 def test_last_lines_are_clean_and_few(tmp_path):

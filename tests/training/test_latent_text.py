@@ -11,7 +11,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from scalelong import ConstantScaling, load_run
 from scalelong.runs.generate import Request, generate
-from scalelong.runs.run import read_lines
+from scalelong.runs.logs import read_lines
 from scalelong.training.loop import train
 from tiny_runs import tiny_config
 

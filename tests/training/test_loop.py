@@ -15,7 +15,8 @@ import torch
 
 from scalelong import ConstantScaling, LearnableScaling, NoScaling
 from scalelong.errors import ScaleLongError
-from scalelong.runs.run import Run, load_run, read_lines
+from scalelong.runs.logs import read_lines
+from scalelong.runs.run import Run, load_run
 from scalelong.training.ema import Ema
 from scalelong.training.examples import Examples
 from scalelong.training.loop import train
@@ -24,7 +25,7 @@ from tiny_runs import tiny_config
 
 
 def losses(folder):
-    return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in read_lines(Run(folder).metrics)]
+    return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in read_lines(Run(folder).metrics_path)]
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +40,29 @@ def test_a_run_leaves_the_files_of_the_contract(finished):
     record = json.loads((finished / "config.json").read_text())
     assert record["versions"]["torch"] == torch.__version__
     assert record["data"]["n"] == 1497
-    entries = read_lines(run.metrics)
+    entries = read_lines(run.metrics_path)
     assert [entry["step"] for entry in entries] == [1, 2, 3, 4, 5, 6]
     assert all({"step", "loss", "lr", "grad_norm"} <= set(entry) for entry in entries)
     assert "val_loss" in entries[-1]
-    assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step-00000004", "step-00000006"]
-    assert {"config.json", "scaling.json", "diffusion_pytorch_model.safetensors"} <= {
-        p.name for p in run.model.iterdir()
+    assert sorted(p.name for p in run.checkpoints_path.iterdir()) == ["step-00000004", "step-00000006"]
+    assert {p.name for p in run.model_path.iterdir()} == {
+        "config.json",  # with the scaling: U-ViT stores it in its own config, once
+        "diffusion_pytorch_model.safetensors",
+        "step.json",
     }
     assert not list(finished.rglob("*.part"))
     assert not [p for p in finished.rglob("*") if p.suffix in (".pt", ".pth", ".pkl", ".bin")]
 
 
 def test_the_learning_rate_warms_up(finished):
-    assert [entry["lr"] for entry in read_lines(Run(finished).metrics)] == [0.0005, 0.001, 0.001, 0.001, 0.001, 0.001]
+    assert [entry["lr"] for entry in read_lines(Run(finished).metrics_path)] == [
+        0.0005,
+        0.001,
+        0.001,
+        0.001,
+        0.001,
+        0.001,
+    ]
 
 
 def test_a_finished_run_returns_at_once_and_changes_nothing(finished):

@@ -123,9 +123,12 @@ def _of_images(
 def _of_run(
     run: Path, request: Any, reference: str | None, extractor: str, weights: Path | None, device: str | None
 ) -> Evaluation:
-    from scalelong.runs.evaluate import evaluate_run
+    from scalelong.runs.generate import best_device
+    from scalelong.runs.run import load_run
 
-    return evaluate_run(run, request, reference, _on_device(extractor, weights, device), device)
+    trained = load_run(run)
+    trained.net.to(best_device(device))
+    return trained.evaluate(request, reference, _on_device(extractor, weights, device), save_as="evaluate")
 
 
 def _request(
@@ -143,7 +146,7 @@ def _request(
     from scalelong.runs.generate import Request, autocast_type
     from scalelong.runs.run import Run
 
-    config = Run(run).config()
+    config = Run(run).config
     defaults = config.sample
     request = Request(
         n=10_000 if n is None else n,
@@ -183,9 +186,9 @@ def _on_device(extractor: str, weights: Path | None, device: str | None) -> Any:
 
 def _compare(targets: list[Path], vary: str | None, json: bool) -> None:
     from scalelong.evaluation import Evaluation, compare
-    from scalelong.runs.evaluate import FILE
+    from scalelong.runs.run import EVALUATIONS
 
-    files = {str(path): path / FILE if path.is_dir() else path for path in targets}
+    files = {str(path): path / EVALUATIONS["evaluate"] if path.is_dir() else path for path in targets}
     evaluations = {name: Evaluation.load(path) for name, path in files.items()}
     varied = [word.strip() for word in (vary or "").split(",") if word.strip()]
     comparison = compare(evaluations, varied)

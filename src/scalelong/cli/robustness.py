@@ -48,7 +48,7 @@ def robustness(
         trained, variances=variances or VARIANCES, images=images, bins=bins, points=points, samples=samples,
         extractor=network, seed=seed,
     )  # fmt: skip
-    save(result, trained.run.folder / FILE)
+    save(result, trained.folder / FILE)
     if out is not None:
         from scalelong.report.figures import draw_robustness, save_figure
 
@@ -57,7 +57,7 @@ def robustness(
         echo_json(result.to_dict())
     else:
         _print(result)
-        typer.echo(f"wrote {trained.run.folder / FILE}" + (f" and {out}" if out is not None else ""))
+        typer.echo(f"wrote {trained.folder / FILE}" + (f" and {out}" if out is not None else ""))
 
 
 def _print(result: Robustness) -> None:

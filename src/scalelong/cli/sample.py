@@ -44,7 +44,7 @@ def sample(
     from scalelong.data.grid import save_grid
     from scalelong.files import atomic_file, check_target
     from scalelong.progress import track
-    from scalelong.runs.generate import Request, best_device, generate, grid_columns
+    from scalelong.runs.generate import Request, best_device, grid_columns
     from scalelong.runs.run import load_run
 
     check_counts(n=n, batch_size=batch_size)
@@ -64,10 +64,9 @@ def sample(
         prompts=prompts or None,
         precision=precision,
     )
-    net = trained.net.to(best_device(device))
-    batches = generate(net, trained.config, trained.facts, request)
+    batches = trained.generate(request, trained.net.to(best_device(device)))
     images = np.concatenate(list(track(batches, "sampling", total=-(-n // batch_size))))
-    target = out or trained.run.samples / f"sample-step{trained.step}-seed{seed}.png"
+    target = out or trained.samples_path / f"sample-step{trained.step}-seed{seed}.png"
     if target.suffix.lower() == ".png":
         save_grid(images, target, grid_columns(trained.facts, request))
     else:

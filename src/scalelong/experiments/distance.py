@@ -42,7 +42,6 @@ class DistanceSpec:
 
 def measure_distance(folder: Path | str, spec: DistanceSpec) -> Evaluation:
     """Sample from a run's EMA network, measure against its training data, write RUN/distance.json."""
-    from scalelong.runs.evaluate import evaluate_network
     from scalelong.runs.generate import Request, best_device
     from scalelong.runs.run import load_run
 
@@ -55,17 +54,7 @@ def measure_distance(folder: Path | str, spec: DistanceSpec) -> Evaluation:
         guidance=sampling.guidance,
         batch_size=min(spec.n, 256),
     )
-    evaluation = evaluate_network(
-        trained.net.to(device),
-        trained.config,
-        trained.facts,
-        trained.step,
-        request,
-        extractor=build(spec.extractor),
-        run=trained.run.name,
-    )
-    evaluation.save(trained.run.folder / FILE)
-    return evaluation
+    return trained.evaluate(request, extractor=build(spec.extractor), net=trained.net.to(device), save_as="compare")
 
 
 def build(name: str) -> FeatureExtractor:

@@ -86,14 +86,14 @@ class Live:
 
     def started(self, job: Job, slot: Slot) -> None:
         state = self.states[job.name]
-        state.metrics = state.tail.look()
+        state.metrics = state.tail.read()
         state.status, state.origin, state.since, state.first = "running", state.step, time.monotonic(), None
         if not self.terminal:
             self.say(f"{job.name}: started ({slot.name})")
 
     def ended(self, ending: Ending) -> None:
         state = self.states[ending.job.name]
-        state.metrics = state.tail.look()
+        state.metrics = state.tail.read()
         state.status = "done" if ending.ran else "stopped" if ending.stopped else "failed"
         if ending.ran and self.terminal:
             return
@@ -107,7 +107,7 @@ class Live:
         now = time.monotonic()
         for state in self.states.values():
             if state.status == "running":
-                state.metrics = state.tail.look()
+                state.metrics = state.tail.read()
                 if state.first is None and state.step != state.origin:
                     state.first, state.since = state.step, now
         if not self.terminal and now - self._said >= LINES_EVERY:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -113,19 +112,19 @@ def plan(
 
 def _check_folder(job: Job) -> None:
     """A folder of another config is refused now, not by one job an hour later."""
-    from scalelong.runs.run import STEP, Run
+    from scalelong.runs.run import Run
 
-    record = Run(job.folder).record()
-    if record is None:
+    run = Run(job.folder)
+    if not run.exists:
         return
-    changed = differences(Config.from_dict(record["config"]), job.config)
+    changed = differences(run.config, job.config)
     if changed:
         raise ScaleLongError(
             f"{job.folder} was started with other settings: {'; '.join(changed)}. Give the same ones, or another --out"
         )
     try:
-        reached = json.loads((Run(job.folder).model / STEP).read_text(encoding="utf-8"))["step"]
-    except (OSError, ValueError, KeyError, TypeError):
+        reached = run.step
+    except ScaleLongError:
         return
     if reached > job.config.train.steps:
         raise ScaleLongError(

@@ -25,7 +25,7 @@ from scalelong.robustness.sensitivity import Sensitivity, measure_sensitivity
 
 if TYPE_CHECKING:
     from scalelong.evaluation import FeatureExtractor
-    from scalelong.runs.run import TrainedRun
+    from scalelong.runs.run import Run
     from scalelong.training.examples import Batch
 
 FILE, FORMAT = "robustness.json", 1
@@ -70,7 +70,7 @@ class Robustness:
 
 
 def measure_run(
-    trained: TrainedRun,
+    trained: Run,
     *,
     variances: Sequence[float] = VARIANCES,
     images: int = 128,
@@ -110,7 +110,7 @@ def measure_run(
     if extractor is not None and samples:
         distances, metric = _distances(trained, chosen, samples, extractor, seed)
     return Robustness(
-        run=trained.run.name, step=trained.step, scaling=trained.config.scaling, images=len(batch.x_0), seed=seed,
+        run=trained.name, step=trained.step, scaling=trained.config.scaling, images=len(batch.x_0), seed=seed,
         edges=edges, sensitivity=tuple(sensitivity), lipschitz=lipschitz, points=points, distances=distances,
         metric=metric, samples=samples if distances else 0,
         notes=(f"images of the {split} split", *dict.fromkeys(one.note for one in lipschitz if one.note)),
@@ -136,7 +136,7 @@ class Perturbed(nn.Module):
         return self.module(x + delta.to(x), *args, **kwargs)
 
 
-def _held_out(trained: TrainedRun, images: int) -> tuple[Batch, str]:
+def _held_out(trained: Run, images: int) -> tuple[Batch, str]:
     """A fixed batch of the validation split, or of the training split where there is none."""
     from scalelong.training.examples import Examples
 
@@ -147,9 +147,7 @@ def _held_out(trained: TrainedRun, images: int) -> tuple[Batch, str]:
         return Examples(config, config.data.split).probe(images), config.data.split
 
 
-def _lipschitz(
-    trained: TrainedRun, batch: Batch, edges: Sequence[float], points: int, seed: int
-) -> list[LocalLipschitz]:
+def _lipschitz(trained: Run, batch: Batch, edges: Sequence[float], points: int, seed: int) -> list[LocalLipschitz]:
     """At the first `points` inputs, their times moved to the middle of each bin."""
     from scalelong.models.denoiser import Denoiser
     from scalelong.process import get_process
@@ -167,7 +165,7 @@ def _lipschitz(
 
 
 def _distances(
-    trained: TrainedRun, variances: Sequence[float], samples: int, extractor: FeatureExtractor, seed: int
+    trained: Run, variances: Sequence[float], samples: int, extractor: FeatureExtractor, seed: int
 ) -> tuple[tuple[Distance, ...], str]:
     from scalelong.runs.evaluate import evaluate_network
     from scalelong.runs.generate import Request

@@ -68,20 +68,18 @@ def norms_in_training(folder: Path) -> dict[int, list[float]]:
 
     from scalelong.process import get_process
     from scalelong.robustness.block_norms import block_norms
-    from scalelong.runs.network import build_network
-    from scalelong.runs.run import Run
-    from scalelong.training.examples import Examples, Facts
+    from scalelong.runs.run import Run, build_network
+    from scalelong.training.examples import Examples
 
     run = Run(folder)
-    config, record = run.config(), run.record()
-    assert record is not None
-    net = build_network(config, Facts.from_dict(record).shapes).eval()
+    config = run.config
+    net = build_network(config, run.facts.shapes).eval()
     process = get_process(config.diffusion.process)
     batch = Examples(config, config.data.validation).probe(INPUTS)
     x_t, t = process.add_noise(batch.x_0, batch.eps, batch.t), process.network_time(batch.t)
     given: dict[str, Any] = {k: v for k, v in {"y": batch.y, "context": batch.context}.items() if v is not None}
     found: dict[int, list[float]] = {}
-    for checkpoint in (None, *sorted(run.checkpoints.glob("step-*"))):
+    for checkpoint in (None, *sorted(run.checkpoints_path.glob("step-*"))):
         if checkpoint is not None:
             net.load_state_dict(load_file(checkpoint / "model.safetensors"))
         step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))

@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from scalelong.errors import ScaleLongError, unknown
+from scalelong.errors import RunError, ScaleLongError, unknown
+from scalelong.models.registry import Shapes, get_model
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class ModelConfig:
     unet: str | None = None
     channels: tuple[int, ...] | None = None  # of a U-Net, one number a level
     layers: int | None = None  # blocks a level of a U-Net
+    options: dict[str, Any] = field(default_factory=dict)  # JSON-ready settings of a network of your own
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,32 @@ class Config:
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Config:
         return _build(Config, values, "")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What sampling from a trained network needs beside its config. Stored in config.json."""
+
+    shapes: Shapes
+    class_names: tuple[str, ...] | None = None
+
+    @property
+    def null_y(self) -> int | None:
+        """The label for "any class", one past the last class, if the network was trained with it."""
+        rows, names = self.shapes.label_rows, self.class_names
+        return len(names) if rows and names and rows > len(names) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        names = self.class_names
+        return {"shapes": dataclasses.asdict(self.shapes), "class_names": list(names) if names else None}
+
+    @staticmethod
+    def from_dict(record: dict[str, Any]) -> Facts:
+        try:
+            names = record.get("class_names")
+            return Facts(Shapes(**record["shapes"]), tuple(names) if names else None)
+        except (KeyError, TypeError) as error:
+            raise RunError(f"the run's config.json has no valid shapes and class_names: {error}") from error
 
 
 # What may differ when a run goes on: its length, what is written and looked at, never what is learned.
@@ -353,7 +381,6 @@ def _check(config: Config) -> None:
     choices = {
         "train.precision": (t.precision, ("fp32", "bf16", "fp16")),
         "train.nonfinite": (t.nonfinite, ("stop", "skip")),
-        "model.kind": (config.model.kind, ("uvit", "unet")),
         "diffusion.process": (config.diffusion.process, ("vp", "ddpm", "sd")),
     }
     if config.tracker is not None:
@@ -361,6 +388,7 @@ def _check(config: Config) -> None:
     for key, (chosen, options) in choices.items():
         if chosen not in options:
             raise unknown(key, chosen, options)
+    get_model(config.model.kind)
     if config.data.classes and config.data.text:
         raise ScaleLongError("data.classes and data.text: a network is told the class or the text, not both")
 

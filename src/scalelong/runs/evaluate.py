@@ -1,4 +1,4 @@
-"""Evaluating what was trained: samples of a run's EMA network against its data."""
+"""Evaluate a network with the settings of its run: once, or regularly while it trains."""
 
 from __future__ import annotations
 
@@ -8,48 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from scalelong.diffusion.samplers import get_sampler
 from scalelong.evaluation.card import Generation
 from scalelong.evaluation.evaluate import Evaluation, Extractor, as_reference, evaluate_images
 from scalelong.evaluation.extractors import FeatureExtractor, build_extractor
 from scalelong.evaluation.images import place
 from scalelong.evaluation.reference import Reference, dataset_reference
+from scalelong.runs.config import Config, Facts
+from scalelong.runs.generate import Request, generate
 
 if TYPE_CHECKING:
     import torch
-
-    from scalelong.runs.config import Config
-    from scalelong.training.examples import Facts
-    from scalelong.runs.generate import Request
-
-FILE = "evaluation.json"
-FOLDER = "evaluations"  # of a run: one file a step
-
-
-def evaluate_run(
-    folder: Path | str,
-    request: Request,
-    reference: Any = None,
-    extractor: Extractor = "inception",
-    device: str | None = None,
-) -> Evaluation:
-    """Sample `request.n` images from a run's trained network, evaluate them, and write RUN/evaluation.json.
-
-    `reference`: see `as_reference`; by default the data that the run was trained on.
-    """
-    from scalelong.runs.generate import best_device
-    from scalelong.runs.run import load_run
-
-    trained = load_run(folder)
-    here = best_device(device)
-    network = build_extractor(extractor)
-    if isinstance(network, nn.Module):
-        network.to(here)
-    evaluation = evaluate_network(
-        trained.net.to(here), trained.config, trained.facts, trained.step, request, reference, network, trained.run.name
-    )
-    if place()[0] == 0:
-        evaluation.save(trained.run.folder / FILE)
-    return evaluation
 
 
 def evaluate_network(
@@ -62,17 +31,17 @@ def evaluate_network(
     extractor: Extractor = "inception",
     run: str | None = None,
 ) -> Evaluation:
-    """Evaluate `request.n` samples of a network, as training does on its way. Several processes share them out."""
-    from scalelong.diffusion.samplers import get_sampler
-    from scalelong.runs.generate import generate
+    """Evaluate `request.n` samples of a network. Each of several processes samples its share.
 
+    reference: see `as_reference`; None means the data the run was trained on.
+    """
     network = build_extractor(extractor)
     target = as_reference(reference, network) if reference is not None else training_reference(config, network)
     rank, world = place()
-    share = [len(range(other, request.n, world)) for other in range(world)]
-    mine = replace(request, n=share[rank], first=request.first + sum(share[:rank]))
+    shares = [len(range(other, request.n, world)) for other in range(world)]
+    own = replace(request, n=shares[rank], first=request.first + sum(shares[:rank]))
     return evaluate_images(
-        generate(net, config, facts, mine),
+        generate(net, config, facts, own),
         target,
         network,
         n=request.n,
@@ -92,16 +61,16 @@ def evaluate_network(
 
 
 def training_reference(config: Config, extractor: FeatureExtractor) -> Reference:
-    """The statistics of the split that a config trains on, from the cache or computed now."""
+    """Return the statistics of the training split, from the cache or computed now."""
     data = config.data
     return dataset_reference(data.name, data.split, extractor, image_size=data.image_size, skip_bad=data.skip_bad)
 
 
 class TrainingEvaluation:
-    """Evaluates a network every `config.evaluate.every` steps and at the end.
+    """Evaluates the EMA network every `config.evaluate.every` steps and after the last, as the paper's FID-10k curves.
 
-    The extractor and the reference are made here, once, so that what is wrong with them is said before training.
-    Every process takes part: each samples its share.
+    Builds extractor and reference once, so that a problem with them shows before training starts.
+    Every process takes part.
     """
 
     def __init__(self, config: Config, folder: Path, device: str | torch.device = "cpu") -> None:
@@ -116,21 +85,17 @@ class TrainingEvaluation:
         return every > 0 and (last or step % every == 0)
 
     def __call__(self, net: nn.Module, facts: Facts, step: int) -> dict[str, float]:
-        """Write RUN/evaluations/step-….json and return the figures for the log."""
-        from scalelong.runs.generate import Request
-
-        sampling = self.config.sample
-        request = Request(
-            n=self.config.evaluate.n, sampler=sampling.sampler, steps=sampling.steps, guidance=sampling.guidance
-        )
+        """Write RUN/evaluations/step-….json and return the values to log."""
+        s = self.config.sample
+        request = Request(n=self.config.evaluate.n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)
         name = self.folder.resolve().name
-        found = evaluate_network(net, self.config, facts, step, request, self.reference, self.extractor, name)
+        result = evaluate_network(net, self.config, facts, step, request, self.reference, self.extractor, name)
         if place()[0] == 0:
-            found.save(self.folder / FOLDER / f"step-{step:08d}.json")
-        return figures(found)
+            result.save(self.folder / "evaluations" / f"step-{step:08d}.json")
+        return logged_values(result)
 
 
-def figures(evaluation: Evaluation) -> dict[str, float]:
-    """An evaluation in a line of the log: `fid` only where it is FID."""
-    seen = {"fid" if evaluation.fid is not None else "frechet": evaluation.frechet}
-    return seen if evaluation.kid is None else {**seen, "kid": evaluation.kid}
+def logged_values(evaluation: Evaluation) -> dict[str, float]:
+    """The values of an evaluation under the names of metrics.jsonl. Only FID itself is called `fid`."""
+    values = {"fid" if evaluation.fid is not None else "frechet": evaluation.frechet}
+    return values if evaluation.kid is None else {**values, "kid": evaluation.kid}

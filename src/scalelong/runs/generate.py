@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from scalelong.diffusion import sample
 from scalelong.errors import ScaleLongError, unknown
-from scalelong.models.denoiser import Denoiser
-from scalelong.runs.config import Config
-from scalelong.training.examples import Facts
+from scalelong.models.registry import get_model
+from scalelong.runs.config import Config, Facts
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
     context, empty = _tokens(config, request)
     latent = config.data.vae is not None
     batches = sample(
-        Denoiser(net),
+        get_model(config.model.kind).adapt(net),
         request.n,
         (facts.shapes.channels, facts.shapes.size, facts.shapes.size),
         config.diffusion.process,

@@ -1,25 +1,96 @@
-"""Reading the logs of a run by columns: fast enough for a million lines, and whatever is in them."""
+"""Logs of a run: one JSON object per line, appended while training and read by columns."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scalelong.json_lines import blocks, parsed
-
-FIRST_LOOK = 4 << 20  # bytes of a log's end that say what is latest; what was last written before them is old
+from scalelong.files import json_line_blocks, parse_json_line
 
 Floats = npt.NDArray[np.float64]
+TAIL = 4 << 20  # bytes of a log's end that `Tail` reads first; older values are not the latest ones
+
+
+class JsonLines:
+    """Appends to a log. A step is never logged twice, and a line that a crash cut short does no harm."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = None
+
+    def keep_until(self, step: int) -> int:
+        """Drop a torn last line and all lines of later steps. Returns the last step left. Reads from the end only."""
+        last = 0
+        if not self.path.exists():
+            return last
+        with open(self.path, "r+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            for start, line in _lines_backwards(file, end):
+                try:
+                    entry = json.loads(line)
+                    if line.endswith(b"\n") and entry.get("step", 0) <= step:
+                        last = int(entry.get("step", 0))
+                        break
+                except (ValueError, AttributeError, TypeError, RecursionError, OverflowError):
+                    pass  # torn, or not a line of this log
+                end = start
+            file.truncate(end)
+        return last
+
+    def write(self, entry: dict[str, Any]) -> None:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (stays open until close())
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Flush to disk: a checkpoint must never be ahead of its log."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            try:
+                self.sync()
+            finally:
+                file, self._file = self._file, None
+                file.close()
+
+
+def _lines_backwards(file: Any, end: int, block: int = 1 << 16) -> Iterator[tuple[int, bytes]]:
+    """Yield (start, line) from the last line to the first without reading the whole file."""
+    tail, position = b"", end
+    while position > 0:
+        size = min(block, position)
+        position -= size
+        file.seek(position)
+        tail = file.read(size) + tail
+        while (cut := tail.rfind(b"\n", 0, len(tail) - 1)) >= 0:
+            yield position + cut + 1, tail[cut + 1 :]
+            tail = tail[: cut + 1]
+    if tail:
+        yield 0, tail
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a log without a torn last line."""
+    return [entry for rows in json_line_blocks(path) for entry in rows]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One quantity over the steps at which it was written; values may be NaN or infinite, steps never are."""
+    """One quantity over the steps at which it was logged. Values may be NaN or infinite, steps are finite."""
 
     steps: Floats
     values: Floats
@@ -28,12 +99,13 @@ class Series:
         return len(self.steps)
 
     def finite(self) -> Series:
+        """The series without NaN and infinite values."""
         keep = np.isfinite(self.values)
         return self if keep.all() else Series(self.steps[keep], self.values[keep])
 
     @property
     def last(self) -> float | None:
-        """The last value that is finite."""
+        """The last finite value."""
         finite = self.finite().values
         return float(finite[-1]) if len(finite) else None
 
@@ -42,124 +114,67 @@ EMPTY = Series(np.empty(0), np.empty(0))
 
 
 def read_columns(path: Path) -> dict[str, Series]:
-    """The numbers of a log, by name. What is not a number is left out, as is a torn last line."""
-    parts: dict[str, list[tuple[Floats, Floats]]] = {}
-    for rows in blocks(path):
-        for name, part in _columns(rows).items():
-            parts.setdefault(name, []).append(part)
-    return {
-        name: Series(np.concatenate([steps for steps, _ in found]), np.concatenate([values for _, values in found]))
-        for name, found in parts.items()
-    }
+    """Return the numbers of a log by name. Other values and torn lines are left out."""
+    steps: dict[str, array[float]] = defaultdict(lambda: array("d"))
+    values: dict[str, array[float]] = defaultdict(lambda: array("d"))
+    for rows in json_line_blocks(path):
+        for row in rows:
+            step = _number(row.get("step"))
+            if step is None or not math.isfinite(step):
+                continue
+            for name, value in row.items():
+                if name != "step" and (number := _number(value)) is not None:
+                    steps[name].append(step)
+                    values[name].append(number)
+    return {name: Series(np.array(steps[name]), np.array(values[name])) for name in steps}
 
 
-def _columns(rows: list[dict[str, Any]]) -> dict[str, tuple[Floats, Floats]]:
-    """Steps and values of every name in a block. Rows with the same names are taken together."""
-    own = list(map(tuple, rows))
-    alike: dict[tuple[str, ...], list[int]] = {}
-    if own.count(own[0]) == len(own):  # as in nearly every block
-        alike[own[0]] = list(range(len(own)))
-    else:
-        for place, names in enumerate(own):
-            alike.setdefault(names, []).append(place)
-    found: dict[str, list[tuple[npt.NDArray[np.intp], Floats, Floats]]] = {}
-    for names, places in alike.items():
-        if "step" not in names:
-            continue
-        group, where = [rows[place] for place in places], np.array(places)
-        table = _table(group, names)
-        steps = table[names.index("step")]
-        for name, values in zip(names, table, strict=True):
-            there = np.isfinite(steps) & _were_numbers(values, group, name)
-            if name != "step" and there.any():
-                found.setdefault(name, []).append((where[there], steps[there], values[there]))
-    columns = {}
-    for name, pieces in found.items():
-        order = np.argsort(np.concatenate([where for where, _, _ in pieces]), kind="stable")
-        columns[name] = tuple(np.concatenate([piece[k] for piece in pieces])[order] for k in (1, 2))
-    return columns  # type: ignore[return-value]
-
-
-def _table(group: list[dict[str, Any]], names: tuple[str, ...]) -> Floats:
-    """(names, rows) of rows that have the same names in the same order."""
-    values = list(chain.from_iterable(map(dict.values, group)))
-    if not set(map(type, values)) <= {int, float}:
-        values = [_number(value) for value in values]
+def _number(value: Any) -> float | None:
+    if type(value) is float:
+        return value
     try:
-        table = np.array(values, dtype=np.float64)
-    except OverflowError:  # a whole number beyond floating point
-        table = np.array([_number(value) for value in values])
-    return np.ascontiguousarray(table.reshape(len(group), len(names)).T)
-
-
-def _were_numbers(values: Floats, group: list[dict[str, Any]], name: str) -> npt.NDArray[np.bool_]:
-    """NaN that was written is kept, NaN that stands for something else is not."""
-    there = np.ones(len(values), bool)
-    for place in np.flatnonzero(np.isnan(values)):
-        there[place] = _is_number(group[place][name])
-    return there
+        return float(value) if type(value) is int else None
+    except OverflowError:  # an integer that no float can hold
+        return None
 
 
 class Tail:
-    """What a growing log says by now: reads only what is new since the last look."""
+    """The latest values of a growing log. Each call of `read` reads only what is new."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.latest: dict[str, Any] = {}
-        self._place = 0
+        self._position = 0
         self._inode: int | None = None
 
-    def look(self) -> dict[str, Any]:
-        """Every name with its latest value."""
+    def read(self) -> dict[str, Any]:
+        """Return every name with its latest value."""
         try:
             with open(self.path, "rb") as file:
-                state = _stat(file)
-                if state[0] != self._inode or state[1] < self._place:  # another file, or cut short on a resume
-                    self._inode, self._place, self.latest = state[0], max(0, state[1] - FIRST_LOOK), {}
-                file.seek(self._place)
+                state = os.fstat(file.fileno())
+                if state.st_ino != self._inode or state.st_size < self._position:  # replaced, or cut by a resume
+                    self._inode, self._position, self.latest = state.st_ino, max(0, state.st_size - TAIL), {}
+                file.seek(self._position)
                 new = file.read()
         except OSError:
             return self.latest
         whole = new[: new.rfind(b"\n") + 1]
-        self._place += len(whole)
+        self._position += len(whole)
         for line in whole.splitlines():
-            row = parsed(line)
+            row = parse_json_line(line)
             if isinstance(row, dict):
                 self.latest |= row
         return self.latest
 
 
 def last_lines(path: Path, count: int = 8, block: int = 16_384) -> list[str]:
-    """The last lines of a text file, for people: no control characters, none too long."""
+    """Return the last lines of a text file for display: printable characters only, at most 300 per line."""
     try:
         with open(path, "rb") as file:
-            size = file.seek(0, 2)
+            size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - block))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
     lines = ["".join(c if c.isprintable() else " " for c in line).rstrip()[:300] for line in text.splitlines()]
     return [line for line in lines if line][-count:]
-
-
-_ABSENT = float("nan")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> float:
-    if not _is_number(value):
-        return _ABSENT
-    try:
-        return float(value)
-    except OverflowError:  # a whole number beyond floating point
-        return _ABSENT
-
-
-def _stat(file: Any) -> tuple[int, int]:
-    import os
-
-    state = os.fstat(file.fileno())
-    return state.st_ino, state.st_size

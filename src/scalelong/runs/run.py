@@ -1,287 +1,333 @@
-"""The run folder: its files, its lock, its logs, and the trained network that comes out of it."""
+"""A run folder. Everything in this package opens, locks, writes and reads runs through `Run`.
+
+    run = scalelong.load_run("runs/digits-cs-0.7-seed0")
+    run.config, run.step, run.metrics["loss"].last
+    images = run.generate(Request(n=16))
+
+Reading follows one rule. What a run *is* must be right: `config`, `facts`, `net` and `step` raise `RunError` for a file
+that is absent or damaged. What was *measured* may be incomplete: `record`, `settings`, `metrics`, `stability`,
+`evaluations`, `robustness` and `resources` leave such a file out. Properties read their file once, on first use.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from scalelong.errors import ScaleLongError, one_line, out_of_memory
-from scalelong.files import atomic_folder, sweep, write_text
-from scalelong.json_lines import blocks
-from scalelong.runs.config import Config
-from scalelong.training.examples import Facts
+from scalelong.errors import RunError, one_line
+from scalelong.files import atomic_folder, read_json, sweep, write_text
+from scalelong.models.registry import Shapes, get_model
+from scalelong.runs.config import Config, Facts, flatten
+from scalelong.runs.logs import EMPTY, Series, read_columns
+from scalelong.runs.watch_log import WatchLog, read_watch_log
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import nn
+
+    from scalelong.evaluation import Evaluation
     from scalelong.models.pipeline import ScaleLongPipeline
+    from scalelong.runs.generate import Request
 
 CONFIG = "config.json"
-STEP = "step.json"  # which step the network in model/ is of
+STEP = "step.json"  # in model/: the step of the network
+COMPARISON = "comparison.json"  # in the folder of a comparison: its runs
+# Evaluations by their origin: `scalelong evaluate`, `scalelong compare`, and the newest one that training made.
+EVALUATIONS = {"evaluate": "evaluation.json", "compare": "distance.json", "train": "evaluations/step-*.json"}
 
 
 class Run:
-    """Where everything of a run is."""
+    """One run folder. `Run(folder)` opens any folder, also one that does not exist yet."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self.metrics = self.folder / "metrics.jsonl"
-        self.stability = self.folder / "stability.jsonl"
-        self.checkpoints = self.folder / "checkpoints"
-        self.samples = self.folder / "samples"
-        self.model = self.folder / "model"
-        self.report = self.folder / "report.html"
+        self.config_path = self.folder / CONFIG
+        self.metrics_path = self.folder / "metrics.jsonl"
+        self.stability_path = self.folder / "stability.jsonl"
+        self.checkpoints_path = self.folder / "checkpoints"
+        self.samples_path = self.folder / "samples"
+        self.model_path = self.folder / "model"
+        self.report_path = self.folder / "report.html"
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
 
     @property
     def name(self) -> str:
         return self.folder.resolve().name
 
-    def record(self) -> dict[str, Any] | None:
-        """What config.json holds, or None where there is no run yet."""
-        path = self.folder / CONFIG
-        if not path.exists():
-            return None
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError, RecursionError) as error:
-            raise ScaleLongError(f"{path} cannot be read: {error}") from error
-        if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
-            raise ScaleLongError(f"{path} is not a run's config: it has no 'config'")
-        if not isinstance(record.get("data", {}), dict):
-            raise ScaleLongError(f"{path} is not a run's config: 'data' is {record['data']!r}")
-        return record
+    @property
+    def exists(self) -> bool:
+        return self.config_path.exists()
 
+    # ------------------------------------------------------------------------- what the run is (strict)
+
+    @cached_property
     def config(self) -> Config:
-        record = self.record()
-        if record is None:
-            raise ScaleLongError(f"{self.folder} is not a run folder: it has no {CONFIG}")
-        return Config.from_dict(record["config"])
+        return Config.from_dict(self._checked_record()["config"])
 
-    def write_record(self, record: dict[str, Any]) -> None:
-        write_text(self.folder / CONFIG, json.dumps(record, indent=2) + "\n")
+    @cached_property
+    def facts(self) -> Facts:
+        """Shapes and class names: what sampling needs beside the network."""
+        return Facts.from_dict(self._checked_record())
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep a second process out. The lock is the system's own: it ends with its owner, however that ends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / ".lock", "a+b") as handle:
-            if not _try_lock(handle.fileno()):
-                handle.seek(0)
-                owner = handle.read(64).decode("ascii", "replace").strip()
-                raise ScaleLongError(f"{self.folder} is in use by another process{f' ({owner})' if owner else ''}")
-            handle.seek(0)
-            handle.truncate()
-            handle.write(f"process {os.getpid()}".encode("ascii"))
-            handle.flush()
-            self._recover_model()
-            self._sweep()
-            yield
+    @cached_property
+    def net(self) -> nn.Module:
+        """The trained EMA network, scaled as it was trained, in eval mode."""
+        if not self.model_path.is_dir():
+            raise RunError(f"{self.folder} has no trained network (model/); train it to its first checkpoint")
+        model = get_model(self.config.model.kind)
+        return model.load(self.model_path, lambda: build_network(self.config, self.facts.shapes)).eval()
 
-    def check_there(self) -> None:
-        """A folder that somebody removed must not come back with half of its files."""
-        if not (self.folder / CONFIG).is_file():
-            raise ScaleLongError(f"{self.folder} was removed or emptied while it was trained; nothing more is written")
-
-    def save_model(self, net: nn.Module, step: int) -> None:
-        """Replace `model/` by this network, in diffusers' folder format with the scaling beside it."""
-        from scalelong.skips import save_scaling, unscaled
-
-        fresh, old = self._asides()
-        shutil.rmtree(fresh, ignore_errors=True)
-        with atomic_folder(fresh) as folder:
-            own = "scaling" in net.config  # type: ignore[operator]  # a network that saves its scaling itself
-            with nullcontext() if own else unscaled(net):
-                net.save_pretrained(folder)  # type: ignore[operator]
-            save_scaling(net, folder)
-            (folder / STEP).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
-        if self.model.exists():
-            os.rename(self.model, old)
-        os.rename(fresh, self.model)
-        shutil.rmtree(old, ignore_errors=True)
-
-    def _recover_model(self) -> None:
-        """A kill between the two renames of `save_model` leaves the network aside: put the newer one in place."""
-        fresh, old = self._asides()
-        if not self.model.exists():
-            for aside in (fresh, old):
-                if aside.exists():
-                    os.rename(aside, self.model)
-                    break
-        shutil.rmtree(old, ignore_errors=True)
-
-    def _sweep(self) -> None:
-        """Let go of what a killed process was writing, so that many kills do not fill the disk."""
-        sweep(self.folder, "config.json", "stability.jsonl", ".model-new")
-        sweep(self.checkpoints, "step-*")
-        sweep(self.samples, "step-*")
-
-    def model_step(self) -> int | None:
-        """The step that the network in `model/` is of, or None where there is none that can be read."""
+    @property
+    def step(self) -> int:
+        """The training step of the network in model/."""
         try:
-            return _step_of(self.model)
-        except ScaleLongError:
-            return None
+            return int(json.loads((self.model_path / STEP).read_text(encoding="utf-8"))["step"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+            raise RunError(f"could not read {self.model_path / STEP}: {one_line(error)}") from error
 
-    def _asides(self) -> tuple[Path, Path]:
-        return self.folder / ".model-new", self.folder / ".model-old"
+    def _checked_record(self) -> dict[str, Any]:
+        if not self.exists:
+            raise RunError(f"{self.folder} is not a run folder: it has no {CONFIG}; scalelong train creates one")
+        try:
+            record = json.loads(self.config_path.read_text(encoding="utf-8"))
+        except (ValueError, OSError, RecursionError) as error:
+            raise RunError(f"could not read {self.config_path}: {one_line(error)}") from error
+        for key in ("config", "data"):
+            if not isinstance(record, dict) or not isinstance(record.get(key, {} if key == "data" else None), dict):
+                raise RunError(f"{self.config_path} is not the config of a run: {key!r} must be an object")
+        return dict(record)
 
+    # ---------------------------------------------------------------------- what was measured (tolerant)
 
-class JsonLines:
-    """A log of one JSON object a line that never holds a step twice and survives a torn last line."""
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """config.json as it is: config, data, shapes, versions, parameters, device…"""
+        return read_json(self.config_path) or {}
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: Any = None
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The config by dotted keys, as it is stored."""
+        config = self.record.get("config")
+        return flatten(config) if isinstance(config, dict) else {}
 
-    def keep_until(self, step: int) -> int:
-        """Drop a torn last line and every line of a later step; returns the last step left. Reads from the end only."""
-        last = 0
-        if not self.path.exists():
-            return last
-        with open(self.path, "r+b") as file:
-            end = file.seek(0, os.SEEK_END)
-            for start, line in _lines_backwards(file, end):
-                try:
-                    entry = json.loads(line)
-                    if line.endswith(b"\n") and entry.get("step", 0) <= step:
-                        last = int(entry.get("step", 0))
-                        break
-                except (ValueError, AttributeError, TypeError, RecursionError, OverflowError):
-                    pass  # torn, or not of this log
-                end = start
-            file.truncate(end)
-        return last
+    @cached_property
+    def metrics(self) -> dict[str, Series]:
+        """The columns of metrics.jsonl."""
+        return read_columns(self.metrics_path)
 
-    def write(self, entry: dict[str, Any]) -> None:
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (kept open for the run)
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
+    def column(self, name: str) -> Series:
+        """One column of metrics.jsonl, empty if it was never logged."""
+        return self.metrics.get(name, EMPTY)
 
-    def sync(self) -> None:
-        """Push what was written to the disk: a checkpoint must never be ahead of its log."""
-        if self._file is not None:
-            os.fsync(self._file.fileno())
+    @property
+    def logged_step(self) -> int:
+        """The last step in metrics.jsonl, 0 before the first."""
+        return int(max((series.steps[-1] for series in self.metrics.values() if len(series)), default=0))
 
-    def close(self) -> None:
-        if self._file is not None:
-            try:
-                self.sync()
-            finally:
-                file, self._file = self._file, None
-                file.close()
+    @cached_property
+    def stability(self) -> WatchLog | None:
+        """The stability monitor's log."""
+        return read_watch_log(self.stability_path)
 
+    @cached_property
+    def evaluations(self) -> dict[str, dict[str, Any]]:
+        """Stored evaluations by origin: "evaluate", "compare", "train" (the newest). Each has a "card"."""
+        stored = {}
+        for origin, pattern in EVALUATIONS.items():
+            paths = sorted(self.folder.glob(pattern))
+            values = read_json(paths[-1]) if paths else None
+            if values is not None and isinstance(values.get("card"), dict):
+                stored[origin] = values
+        return stored
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The entries of a log; a torn last line is left out."""
-    return [entry for rows in blocks(path) for entry in rows]
+    @cached_property
+    def robustness(self) -> dict[str, Any] | None:
+        """robustness.json, written by `scalelong robustness`."""
+        return read_json(self.folder / "robustness.json")
 
+    @cached_property
+    def resources(self) -> dict[str, float]:
+        """resources.json, written by `scalelong compare`: times in seconds, memory in bytes."""
+        values = read_json(self.folder / "resources.json") or {}
+        return {k: v for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """A trained network with what is needed to sample from it."""
+    # ------------------------------------------------------------------------------- using the network
 
-    run: Run
-    config: Config
-    net: nn.Module  # the EMA network
-    facts: Facts
-    step: int
+    def generate(self, request: Request, net: nn.Module | None = None) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield batches of images, uint8 (B, H, W, C), of the EMA network or of `net`."""
+        from scalelong.runs.generate import generate
+
+        return generate(self.net if net is None else net, self.config, self.facts, request)
+
+    def evaluate(
+        self,
+        request: Request,
+        reference: Any = None,
+        extractor: Any = "inception",
+        *,
+        net: nn.Module | None = None,
+        save_as: str | None = None,
+    ) -> Evaluation:
+        """Evaluate `request.n` images against `reference` (default: the training data).
+
+        save_as: an origin of `EVALUATIONS` to store the result under, for example "evaluate".
+        """
+        from scalelong.evaluation.images import place
+        from scalelong.runs.evaluate import evaluate_network
+
+        result = evaluate_network(
+            self.net if net is None else net,
+            self.config,
+            self.facts,
+            self.step,
+            request,
+            reference,
+            extractor,
+            self.name,
+        )
+        if save_as is not None and place()[0] == 0:
+            result.save(self.folder / EVALUATIONS[save_as].replace("*", f"{self.step:08d}"))
+            self.__dict__.pop("evaluations", None)
+        return result
 
     def pipeline(self) -> ScaleLongPipeline:
-        """The network as a diffusers pipeline."""
+        """Return the network as a diffusers pipeline."""
         from scalelong.models.pipeline import ScaleLongPipeline
 
         return ScaleLongPipeline.of(self.net, self.config.diffusion.process, self.facts.null_y)
 
+    # ----------------------------------------------------------------------------------------- writing
 
-def load_run(folder: Path | str) -> TrainedRun:
-    """Open a run's trained (EMA) network: `load_run("runs/digits").net`."""
-    run = Run(folder)
-    record = run.record()
-    if record is None:
-        raise ScaleLongError(f"{run.folder} is not a run folder: it has no {CONFIG}; scalelong train makes one")
-    if not run.model.is_dir():
-        raise ScaleLongError(f"{run.folder} has no trained network yet (model/); let it reach a checkpoint first")
-    return TrainedRun(
-        run=run,
-        config=Config.from_dict(record["config"]),
-        net=load_network(run.model).eval(),
-        facts=Facts.from_dict(record),
-        step=_step_of(run.model),
-    )
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out. The operating system frees the lock when its owner ends, even by SIGKILL."""
+        from filelock import FileLock, Timeout
 
-
-def load_network(folder: Path) -> nn.Module:
-    """A network saved in diffusers' folder format, its scaling put back."""
-    import diffusers
-
-    from scalelong.models import UViT
-    from scalelong.skips import load_scaling
-
-    try:
-        name = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["_class_name"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ScaleLongError(f"{folder} is not a saved network: {error}") from error
-    if name not in ("UViT", "UNet2DModel", "UNet2DConditionModel"):
-        raise ScaleLongError(f"{folder} holds a {name!r}, which is not a network of this package")
-    try:
-        if name == "UViT":
-            return UViT.from_pretrained(folder, use_safetensors=True)
-        net = getattr(diffusers, name).from_pretrained(folder, use_safetensors=True)
-    except ScaleLongError:
-        raise
-    except Exception as error:  # diffusers raises all kinds for a config or weights that were tampered with
-        if out_of_memory(error):
-            raise
-        raise ScaleLongError(f"the network in {folder} cannot be read: {one_line(error)[:300]}") from error
-    return load_scaling(net, folder)
-
-
-def _step_of(model: Path) -> int:
-    try:
-        return int(json.loads((model / STEP).read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-        raise ScaleLongError(f"{model / STEP} cannot be read: {error}") from error
-
-
-def _lines_backwards(file: Any, end: int, block: int = 1 << 16) -> Iterator[tuple[int, bytes]]:
-    """(start, line) from the last line to the first, without reading the whole file."""
-    tail, position = b"", end
-    while position > 0:
-        size = min(block, position)
-        position -= size
-        file.seek(position)
-        tail = file.read(size) + tail
-        while True:
-            cut = tail.rfind(b"\n", 0, len(tail) - 1)
-            if cut < 0:
-                break
-            yield position + cut + 1, tail[cut + 1 :]
-            tail = tail[: cut + 1]
-    if tail:
-        yield 0, tail
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / ".lock"
+        owner = path.read_bytes()[:64].decode("ascii", "replace").strip() if path.is_file() else ""
+        lock = FileLock(path)
         try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError:
-            return False
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise RunError(
+                f"{self.folder} is in use by another process{f' ({owner})' if owner else ''}; "
+                "wait for it, or use another --out"
+            ) from None
+        try:
+            path.write_text(f"process {os.getpid()}", encoding="ascii")
+            self._recover_model()
+            sweep(self.folder, CONFIG, self.stability_path.name, ".model-new")
+            sweep(self.checkpoints_path, "step-*")
+            sweep(self.samples_path, "step-*")
+            yield
+        finally:
+            lock.release()
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Write config.json."""
+        write_text(self.config_path, json.dumps(record, indent=2) + "\n")
+        for name in ("config", "facts", "record", "settings"):
+            self.__dict__.pop(name, None)
+
+    def check_exists(self) -> None:
+        """Raise if somebody removed the folder, so that it does not come back with half of its files."""
+        if not self.config_path.is_file():
+            raise RunError(f"{self.folder} was removed or emptied during training; training stops and writes nothing")
+
+    def save_model(self, net: nn.Module, step: int) -> None:
+        """Replace model/ by this network: written beside it first, then renamed."""
+        fresh, old = self._temporary_models()
+        shutil.rmtree(fresh, ignore_errors=True)
+        with atomic_folder(fresh) as folder:
+            get_model(self.config.model.kind).save(net, folder)
+            (folder / STEP).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+        if self.model_path.exists():
+            os.rename(self.model_path, old)
+        os.rename(fresh, self.model_path)
+        shutil.rmtree(old, ignore_errors=True)
+        self.__dict__.pop("net", None)
+
+    def _recover_model(self) -> None:
+        """A kill between the two renames of `save_model` leaves no model/: restore the newer of the two folders."""
+        fresh, old = self._temporary_models()
+        if not self.model_path.exists():
+            for candidate in (fresh, old):
+                if candidate.exists():
+                    os.rename(candidate, self.model_path)
+                    break
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _temporary_models(self) -> tuple[Path, Path]:
+        return self.folder / ".model-new", self.folder / ".model-old"
+
+
+def load_run(folder: Path | str) -> Run:
+    """Open a trained run, ready to sample: `load_run("runs/digits").net`. Loads the network now."""
+    run = Run(folder)
+    _ = run.config, run.net, run.facts, run.step
+    return run
+
+
+def find_runs(paths: Sequence[Path | str]) -> list[Run]:
+    """Return the runs at `paths`, each once. The folder of a comparison stands for its runs, variant by variant."""
+    runs: list[Run] = []
+    for path in map(Path, paths):
+        comparison = read_json(path / COMPARISON)
+        if comparison is not None:
+            runs += _members(path, comparison)
+        elif (path / CONFIG).is_file() or (path / "metrics.jsonl").is_file():
+            runs.append(Run(path))
+        else:
+            problem = "is neither a run folder nor a comparison" if path.exists() else "does not exist"
+            raise RunError(f"{path} {problem}; scalelong train and scalelong compare create them")
+    unique = list({run.folder.resolve(): run for run in runs}.values())
+    if not unique:
+        raise RunError(f"no runs in {', '.join(map(str, paths)) or 'an empty list'}; give at least one run folder")
+    return unique
+
+
+def _members(path: Path, comparison: dict[str, Any]) -> list[Run]:
+    """The runs of a comparison in the order of its variants, then seeds."""
+    rank = {str(row.get("variant")): k for k, row in enumerate(_objects(comparison.get("rows")))}
+    listed = [
+        (rank.get(str(entry.get("variant")), 0), str(entry.get("seed")), path / Path(str(entry.get("folder", ""))).name)
+        for entry in _objects(comparison.get("runs"))
+    ]
+    return [Run(folder) for _, _, folder in sorted(listed, key=lambda member: member[:2]) if folder.is_dir()]
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def build_network(config: Config, shapes: Shapes) -> nn.Module:
+    """Build the network of a config. Its initial weights depend on the seed, not on the scaling."""
+    import torch
+
+    from scalelong.errors import InvalidValueError
+    from scalelong.scaling import parse_scaling
+    from scalelong.skips import apply
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        net, scaling = get_model(config.model.kind).build(config.model, shapes), parse_scaling(config.scaling)
+        if scaling.kind != "none":
+            apply(net, scaling)
+    if config.train.gradient_checkpointing:
+        if not hasattr(net, "enable_gradient_checkpointing"):
+            raise InvalidValueError(
+                f"train.gradient_checkpointing needs a network with enable_gradient_checkpointing(), "
+                f"got {type(net).__name__}; set it to false"
+            )
+        net.enable_gradient_checkpointing()  # type: ignore[operator]
+    return net

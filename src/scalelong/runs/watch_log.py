@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scalelong.files import json_line_blocks
 from scalelong.runs.logs import Floats, Series
-from scalelong.json_lines import blocks
 
 MOST = 4096  # looks read; the monitor keeps fewer
 
@@ -95,7 +95,7 @@ def read_watch_log(path: Path) -> WatchLog | None:
     """What a stability.jsonl holds; None where there is none or it has no header of this format."""
     header: dict[str, Any] | None = None
     looks: list[dict[str, Any]] = []
-    for rows in blocks(path):
+    for rows in json_line_blocks(path):
         for row in rows:
             if "format" in row:
                 header = row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -13,43 +13,8 @@ from scalelong import counter
 from scalelong.counter import Stream
 from scalelong.diffusion import Process, get_process
 from scalelong.errors import ScaleLongError
-from scalelong.runs.config import Config
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """What the network must fit: the images (or latents), the label table, the text tokens."""
-
-    channels: int
-    size: int
-    label_rows: int | None = None  # the null label included where conditions are dropped
-    text_tokens: int | None = None
-    text_width: int | None = None
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a trained network needs to be sampled from, kept in config.json."""
-
-    shapes: Shapes
-    class_names: tuple[str, ...] | None = None
-
-    @property
-    def null_y(self) -> int | None:
-        """The label that stands for "any class": the row behind the last class, where it was trained."""
-        rows, names = self.shapes.label_rows, self.class_names
-        return len(names) if rows and names and rows > len(names) else None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"shapes": asdict(self.shapes), "class_names": list(self.class_names) if self.class_names else None}
-
-    @staticmethod
-    def from_dict(record: dict[str, Any]) -> Facts:
-        try:
-            names = record.get("class_names")
-            return Facts(Shapes(**record["shapes"]), tuple(names) if names else None)
-        except (KeyError, TypeError) as error:
-            raise ScaleLongError(f"the run's config.json lacks what a network needs: {error}") from error
+from scalelong.models.registry import Shapes
+from scalelong.runs.config import Config, Facts
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scalelong.errors import ScaleLongError, require
+from scalelong.errors import RunError, ScaleLongError, require
 from scalelong.files import check_target
 from scalelong.runs.config import Config, differences, flatten
-from scalelong.runs.run import JsonLines, Run
+from scalelong.runs.logs import JsonLines
+from scalelong.runs.run import Run
 from scalelong.scaling import parse_scaling
 from scalelong.skips import find_sites
 from scalelong.training import checkpoint
@@ -44,7 +45,7 @@ def train(config: Config, out: Path | str, *, quiet: bool = False) -> Result:
     """Train `config` in the folder `out`, or go on with the run that is there."""
     run = Run(out)
     check_target(run.folder, folder=True)
-    with in_sentences(config, run.folder, run.checkpoints):
+    with in_sentences(config, run.folder, run.checkpoints_path):
         trainer = Trainer(config, Examples(config, config.data.split))
         main = trainer.accelerator.is_main_process
         with run.locked() if main else nullcontext():
@@ -97,7 +98,7 @@ def _start_tracker(trainer: Trainer, run: Run, tracker: str) -> None:
 def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:
     """Steps until the end or a signal, which is returned."""
     config, main = trainer.config, trainer.accelerator.is_main_process
-    log = JsonLines(run.metrics)
+    log = JsonLines(run.metrics_path)
     observers = _Observers(trainer, run, display)
     with _signals() as received:
         try:
@@ -185,7 +186,7 @@ class _Observers:
             self.display.say(f"step {step}: no samples: {error}")
             return
         columns = grid_columns(self.trainer.examples.facts(), Request(n=len(images)))
-        save_grid(images, self.run.samples / f"step-{step:08d}.png", columns)
+        save_grid(images, self.run.samples_path / f"step-{step:08d}.png", columns)
 
     def _grid(self, n: int) -> Iterator[npt.NDArray[np.uint8]]:
         """Batches of samples. Settings are checked here, before the first batch is asked for."""
@@ -210,30 +211,36 @@ def _resume(trainer: Trainer, run: Run, config: Config) -> list[str]:
     """Take up the newest whole checkpoint, after making sure that it is the same run."""
     facts = _facts(trainer)
     main, notes = trainer.accelerator.is_main_process, list[str]()
-    record = run.record()
-    if record is not None:
-        changed = differences(Config.from_dict(record["config"]), config)
-        if record.get("data", {}).get("fingerprint") != facts["data"]["fingerprint"]:
+    if run.exists:
+        changed = differences(run.config, config)
+        if run.record.get("data", {}).get("fingerprint") != facts["data"]["fingerprint"]:
             changed.append("the data itself (its fingerprint differs)")
         if changed:
             raise ScaleLongError(
                 f"{run.folder} was started with other settings: {'; '.join(changed)}. "
                 "Give the same ones, or another --out"
             )
-        state, notes = checkpoint.newest(run.checkpoints)
+        state, notes = checkpoint.newest(run.checkpoints_path)
         if state is not None:
             trainer.restore(state)
     if main:
         step, every = trainer.progress.step, max(1, config.train.log_every)
-        logged = JsonLines(run.metrics).keep_until(step)
-        JsonLines(run.stability).keep_until(step)
+        logged = JsonLines(run.metrics_path).keep_until(step)
+        JsonLines(run.stability_path).keep_until(step)
         if step - logged >= every and step >= every:
-            notes.append(f"note: {run.metrics.name} ends at step {logged}, the checkpoint is of step {step}")
+            notes.append(f"note: {run.metrics_path.name} ends at step {logged}, the checkpoint is of step {step}")
         run.write_record({"config": config.to_dict(), **facts})
-        if trainer.progress.step and run.model_step() != trainer.progress.step:
+        if trainer.progress.step and _model_step(run) != trainer.progress.step:
             run.save_model(trainer.ema.net, trainer.progress.step)  # a kill came between checkpoint and model/
     trainer.accelerator.wait_for_everyone()
     return notes
+
+
+def _model_step(run: Run) -> int | None:
+    try:
+        return run.step
+    except RunError:
+        return None
 
 
 def _facts(trainer: Trainer) -> dict[str, Any]:
@@ -253,8 +260,8 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
 
 def _save(trainer: Trainer, run: Run) -> None:
     if trainer.accelerator.is_main_process:
-        run.check_there()
-        checkpoint.save(run.checkpoints, trainer.state(), trainer.config.checkpoint.keep)
+        run.check_exists()
+        checkpoint.save(run.checkpoints_path, trainer.state(), trainer.config.checkpoint.keep)
         run.save_model(trainer.ema.net, trainer.progress.step)
     trainer.accelerator.wait_for_everyone()
 

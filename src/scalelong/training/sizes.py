@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from scalelong.models.denoiser import Denoiser
+from scalelong.models.registry import Shapes, get_model
 from scalelong.runs.config import Config
-from scalelong.runs.network import build_network
-from scalelong.training.examples import Shapes
+from scalelong.runs.run import build_network
 
 # What the paper's text and class conditions look like before any data is there.
 TEXT = {"minilm": 384, "openai/clip-vit-large-patch14": 768}
@@ -51,7 +50,7 @@ def size_of(config: Config) -> dict[str, Any]:
         y = torch.zeros(1, dtype=torch.long) if shapes.label_rows else None
         context = torch.zeros(1, shapes.text_tokens or 0, shapes.text_width or 0) if shapes.text_width else None
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            Denoiser(net)(x, torch.zeros(1), y=y, context=context)
+            get_model(config.model.kind).adapt(net)(x, torch.zeros(1), y=y, context=context)
     return {
         "parameters": sum(p.numel() for p in net.parameters()),
         "skips": len(find_sites(net)),

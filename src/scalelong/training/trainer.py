@@ -18,7 +18,7 @@ from scalelong.errors import ScaleLongError
 from scalelong.models.denoiser import Denoiser
 from scalelong.monitor.probe import samples_of
 from scalelong.runs.config import Config
-from scalelong.runs.network import build_network
+from scalelong.runs.run import build_network
 from scalelong.training import checkpoint
 from scalelong.training.checkpoint import Checkpoint, Progress
 from scalelong.training.ema import Ema

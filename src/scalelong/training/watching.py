@@ -38,7 +38,7 @@ def watch(trainer: Trainer, held_out: Examples | None, run: Run, display: Displa
         probe=FixedBatch(trainer, batch),
         t=batch.t,
         every=config.monitor.every,
-        out=run.stability,
+        out=run.stability_path,
         ema=trainer.ema.net,
         scaler=trainer.accelerator.scaler,
         times=(0.0, process.t_max),

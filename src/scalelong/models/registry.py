@@ -1,0 +1,204 @@
+"""The networks that training knows by name: `MODELS["uvit"]` says how to build, call, save and load one.
+
+Train a network of your own without touching this package. Register it in every process that trains or loads the run:
+
+    from scalelong.models.registry import MODELS, Model
+
+    MODELS["mine"] = Model(build=lambda model, shapes: MyUNet(shapes.channels, **model.options))
+    config = override(preset("digits"), {"model.kind": "mine", "model.options": {"width": 32}})
+    scalelong.training.train(config, "runs/mine")
+
+This module imports torch only when a network is built, so that configs can be checked without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalelong.errors import (
+    InvalidValueError,
+    RunError,
+    ScaleLongError,
+    UnknownNameError,
+    one_line,
+    out_of_memory,
+    unknown,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes a network must accept: images (or latents), label table, text tokens."""
+
+    channels: int
+    size: int
+    label_rows: int | None = None  # includes the null label where conditions are dropped
+    text_tokens: int | None = None
+    text_width: int | None = None
+
+
+def _denoiser(net: nn.Module) -> nn.Module:
+    from scalelong.models.denoiser import Denoiser
+
+    return Denoiser(net)
+
+
+def save_network(net: nn.Module, folder: Path) -> None:
+    """Write a diffusers folder with the scaling, or weights and class name for a plain `nn.Module`."""
+    from safetensors.torch import save_file
+
+    from scalelong.skips import save_scaling, unscaled
+
+    if not hasattr(net, "save_pretrained"):
+        save_file(
+            {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}, folder / WEIGHTS
+        )
+        (folder / CONFIG).write_text(json.dumps({"_class_name": type(net).__name__}) + "\n", encoding="utf-8")
+    elif "scaling" in net.config:  # type: ignore[operator]  # U-ViT stores its scaling in its own config
+        net.save_pretrained(folder)  # type: ignore[operator]
+    else:
+        with unscaled(net):
+            net.save_pretrained(folder)  # type: ignore[operator]
+        save_scaling(net, folder)
+
+
+def load_network(folder: Path, build: Callable[[], nn.Module]) -> nn.Module:
+    """Load what `save_network` wrote. `build` makes the network as it was before training."""
+    name = _class_name(folder)
+    try:
+        builtin = _builtin_class(name)
+        fresh = build() if builtin is None else None
+        network = builtin or type(fresh)
+        if network.__name__ != name:
+            raise RunError(f"{folder} contains a {name!r}, but this run's config builds a {network.__name__!r}")
+        if hasattr(network, "from_pretrained"):
+            net = network.from_pretrained(folder, use_safetensors=True)
+            return net if "scaling" in net.config else _load_scaling(net, folder)
+        assert fresh is not None
+        return _load_weights(fresh, folder)
+    except ScaleLongError:
+        raise
+    except Exception as error:  # diffusers raises many types for a damaged config or damaged weights
+        if out_of_memory(error):
+            raise
+        raise RunError(f"could not load the network in {folder}: {one_line(error)[:300]}") from error
+
+
+@dataclass(frozen=True)
+class Model:
+    """How training handles one kind of network.
+
+    build: `build(model, shapes)` returns the network without scaling, on the CPU; training applies the scaling.
+        `model` is the config's model section, with your own settings in `model.options` (a JSON object).
+    adapt: wraps the network so that it is called as `net(x, t, y=labels, context=tokens)`. The default handles
+        that signature, arguments it lacks, and diffusers' U-Nets.
+    save, load: `save(net, folder)` and `load(folder, build)`. The default uses `save_pretrained` where the network has
+        it, and otherwise stores the state dict.
+    """
+
+    build: Callable[[Any, Shapes], nn.Module]
+    adapt: Callable[[nn.Module], nn.Module] = _denoiser
+    save: Callable[[nn.Module, Path], None] = save_network
+    load: Callable[[Path, Callable[[], nn.Module]], nn.Module] = load_network
+
+
+def get_model(kind: str) -> Model:
+    """Return the entry of `MODELS`, or raise an error that says how to register one."""
+    if kind not in MODELS:
+        error = unknown("model.kind", kind, MODELS)
+        hint = f"register a network of your own first: scalelong.models.registry.MODELS[{kind!r}] = Model(…)"
+        raise UnknownNameError(f"{error}; {hint}")
+    return MODELS[kind]
+
+
+def _uvit(model: Any, shapes: Shapes) -> nn.Module:
+    from scalelong.models import UViT
+
+    return UViT(
+        img_size=shapes.size,
+        in_chans=shapes.channels,
+        patch_size=model.patch_size,
+        embed_dim=model.embed_dim,
+        depth=model.depth,
+        num_heads=model.num_heads,
+        mlp_ratio=model.mlp_ratio,
+        qkv_bias=model.qkv_bias,
+        mlp_time_embed=model.mlp_time_embed,
+        conv=model.conv,
+        init_std=model.init_std,
+        num_classes=shapes.label_rows,
+        clip_dim=shapes.text_width,
+        num_clip_token=shapes.text_tokens,
+    )
+
+
+def _unet(model: Any, shapes: Shapes) -> nn.Module:
+    from scalelong.models.unet import UNETS, build_unet
+
+    if model.unet is None or model.unet not in UNETS:
+        raise unknown("model.unet", str(model.unet), UNETS)
+    conditional = UNETS[model.unet]["class"] == "UNet2DConditionModel"
+    if conditional != bool(shapes.text_width):
+        needed = "needs text; set data.text" if conditional else "takes no text; set data.text=none"
+        raise InvalidValueError(f"U-Net {model.unet!r} {needed}")
+    options: dict[str, Any] = {"sample_size": shapes.size}
+    options |= {"in_channels": shapes.channels, "out_channels": shapes.channels}
+    if conditional:
+        options["cross_attention_dim"] = shapes.text_width
+    else:
+        options["num_class_embeds"] = shapes.label_rows
+    if model.channels is not None:
+        levels = len(UNETS[model.unet]["block_out_channels"])
+        if len(model.channels) != levels:
+            raise InvalidValueError(
+                f"model.channels must have {levels} values for U-Net {model.unet!r}, got {len(model.channels)}"
+            )
+        options |= {"block_out_channels": model.channels, "attention_head_dim": min(8, *model.channels)}
+    if model.layers is not None:
+        options["layers_per_block"] = model.layers
+    return build_unet(model.unet, **options)
+
+
+MODELS: dict[str, Model] = {"uvit": Model(build=_uvit), "unet": Model(build=_unet)}
+
+
+def _builtin_class(name: str) -> Any:
+    """Return the class of a network of this package or of diffusers, None for any other."""
+    if name == "UViT":
+        from scalelong.models import UViT
+
+        return UViT
+    if name in ("UNet2DModel", "UNet2DConditionModel"):
+        import diffusers
+
+        return getattr(diffusers, name)
+    return None
+
+
+def _class_name(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["_class_name"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunError(f"{folder} is not a saved network: {one_line(error)[:200]}") from error
+
+
+def _load_scaling(net: nn.Module, folder: Path) -> nn.Module:
+    from scalelong.skips import load_scaling
+
+    return load_scaling(net, folder)
+
+
+def _load_weights(net: nn.Module, folder: Path) -> nn.Module:
+    from safetensors.torch import load_file
+
+    net.load_state_dict(load_file(folder / WEIGHTS))
+    return net
