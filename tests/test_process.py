@@ -1,4 +1,4 @@
-"""Noise processes against diffusers' tables, numerical integration and their own inverses."""
+"""Noise processes against diffusers' schedules, numerical integration and their own inverses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from scipy.integrate import quad
 
 from scalelong import counter
 from scalelong.counter import Stream
-from scalelong.diffusion import PROCESSES, VPSDE, get_process
-from scalelong.errors import ScaleLongError
+from scalelong.errors import InvalidValueError
+from scalelong.process import PROCESSES, VPSDE, get_process
 
 every_process = pytest.mark.parametrize("name", PROCESSES)
 SCHEDULERS = {
@@ -24,16 +24,16 @@ SCHEDULERS = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_discrete_schedules_are_diffusers_own(name):
+def test_discrete_schedules_equal_diffusers(name):
     theirs = DDPMScheduler(**SCHEDULERS[name])
     ours = get_process(name).alpha_bar(torch.arange(1, 1001))
-    # Their β are float32; their cumulative product is float32 too, which costs another few roundings.
+    # diffusers computes β and their cumulative product in float32.
     torch.testing.assert_close(ours, (1 - theirs.betas.double()).cumprod(0), rtol=5e-7, atol=0)
     torch.testing.assert_close(ours, theirs.alphas_cumprod.double(), rtol=2e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_noise_is_added_as_diffusers_adds_it(name):
+def test_add_noise_equals_diffusers(name):
     x_0, eps = torch.randn(2, 5, 3, 4, 4)
     n = torch.tensor([1, 2, 500, 999, 1000])
     expected = DDPMScheduler(**SCHEDULERS[name]).add_noise(x_0, eps, n - 1)
@@ -41,7 +41,7 @@ def test_noise_is_added_as_diffusers_adds_it(name):
 
 
 @pytest.mark.parametrize("t", [0.0, 1e-6, 1e-3, 0.3, 1.0])
-def test_the_vp_sde_integrates_its_rate_of_noise(t):
+def test_log_alpha_bar_of_the_vp_sde_is_the_integral_of_beta(t):
     process = VPSDE()
     integral, _ = quad(lambda s: float(process.beta(s)), 0, t)
     assert float(process.log_alpha_bar(t)) == pytest.approx(-integral, rel=1e-12, abs=1e-15)
@@ -51,7 +51,7 @@ def test_the_vp_sde_integrates_its_rate_of_noise(t):
 def test_betas_multiply_to_alpha_bar(name):
     process = get_process(name)
     torch.testing.assert_close((1 - process.betas()).cumprod(0), process.alpha_bar(process.grid()), rtol=1e-12, atol=0)
-    # What diffusers makes of them in float32:
+    # The same through diffusers in float32:
     theirs = DDPMScheduler(trained_betas=process.betas().numpy()).alphas_cumprod
     torch.testing.assert_close(theirs.double(), process.alpha_bar(process.grid()), rtol=2e-6, atol=0)
 
@@ -63,19 +63,18 @@ def test_the_mean_of_alpha_bar_is_the_papers():
 @every_process
 @given(u=st.floats(1e-6, 1.0))
 @settings(max_examples=100, deadline=None)
-def test_lambda_and_its_inverse_return(name, u):
+def test_inverse_lambda_inverts_lambda(name, u):
     process = get_process(name)
     t = process.t_max * u
     lambda_ = process.lambda_(t)
     assert float(process.inverse_lambda(lambda_)) == pytest.approx(t, rel=1e-9)
-    assert float(process.log_snr(t)) == pytest.approx(2 * float(lambda_))
     alpha, sigma = process.alpha(t), process.sigma(t)
     assert float((alpha / sigma).log()) == pytest.approx(float(lambda_), abs=1e-9)
     assert float(alpha**2 + sigma**2) == pytest.approx(1.0, abs=1e-15)
 
 
 @every_process
-def test_everything_is_finite_from_end_to_end(name):
+def test_schedules_are_finite_on_their_whole_range(name):
     process = get_process(name)
     ends = torch.tensor([process.t_max * 2.0**-24, process.t_min, process.t_max], dtype=torch.float64)
     for value in (process.alpha_bar(ends), process.sigma(ends), process.lambda_(ends), process.network_time(ends)):
@@ -86,7 +85,7 @@ def test_everything_is_finite_from_end_to_end(name):
     assert process.lambda_(ends).diff().lt(0).all()
 
 
-def test_the_network_is_fed_what_the_papers_networks_were():
+def test_the_network_receives_the_timesteps_of_the_papers_networks():
     t = torch.tensor([0.0, 0.5, 1.0])
     assert get_process("vp").network_time(t).tolist() == [0.0, 499.5, 999.0]
     n = torch.tensor([1.0, 500.5, 1000.0])
@@ -111,7 +110,7 @@ def test_training_times_cover_the_process_evenly():
 
 @every_process
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
-def test_noise_leaves_in_the_images_dtype(name, dtype, tolerance):
+def test_add_noise_keeps_the_images_dtype(name, dtype, tolerance):
     process = get_process(name)
     x_0, eps = torch.randn(2, 4, 2, 3, 3, dtype=torch.float64)
     t = process.t_max * torch.tensor([0.1, 0.3, 0.6, 0.9])
@@ -121,7 +120,7 @@ def test_noise_leaves_in_the_images_dtype(name, dtype, tolerance):
 
 
 @every_process
-def test_equation_1_solves_back_for_the_image_and_for_the_noise(name):
+def test_predict_x_0_and_predict_eps_invert_equation_1(name):
     process = get_process(name)
     x_0, eps = torch.randn(2, 4, 2, 3, 3, dtype=torch.float64)
     t = process.t_max * torch.tensor([1e-3, 0.3, 0.6, 1.0])
@@ -131,27 +130,27 @@ def test_equation_1_solves_back_for_the_image_and_for_the_noise(name):
 
 
 @every_process
-def test_a_process_survives_json(name):
+def test_a_process_round_trips_through_json(name):
     process = get_process(name)
     assert get_process(json.loads(json.dumps(process.to_dict()))) == process
     assert get_process(process) is process
 
 
-def test_settings_can_be_given_by_mapping():
+def test_get_process_accepts_a_mapping():
     assert get_process({"name": "vp", "beta_max": 10.0}) == VPSDE(0.1, 10.0)
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         ("vpp", "did you mean 'vp'"),
         ("dpm", "did you mean 'ddpm'"),
         ({}, "unknown process"),
         ({"name": "vp", "beta_maximum": 3}, "did you mean 'beta_max'"),
-        ({"name": "vp", "beta_max": 0.05}, "beta_min < beta_max, got 0.1 and 0.05"),
-        ({"name": "sd", "beta_end": 1.5}, "beta_end < 1, got 0.00085 and 1.5"),
+        ({"name": "vp", "beta_max": 0.05}, "beta_max.*0.05"),
+        ({"name": "sd", "beta_end": 1.5}, "beta_end.*1.5"),
     ],
 )
-def test_a_wrong_process_is_named_with_what_would_be_right(spec, says):
-    with pytest.raises(ScaleLongError, match=says):
+def test_an_invalid_process_raises_with_a_suggestion(spec, message):
+    with pytest.raises(InvalidValueError, match=message):
         get_process(spec)

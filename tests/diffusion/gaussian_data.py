@@ -1,8 +1,8 @@
-"""Data whose noise prediction is known in closed form, and the exact law of what a sampler makes of it.
+"""Data with a closed-form noise prediction, and the exact distribution of a sampler's output on it.
 
 x_0 ~ N(μ, s²): x_t ~ N(αμ, α²s² + σ²), so ε*(x, t) = σ(x − αμ)/(α²s² + σ²), affine in x. A sampler is then an
-affine function of x_T and its noises z_1 … z_N, all independent normals. Its slopes are read off exactly by unit
-inputs, one image each, so the mean and variance of its output carry no Monte Carlo error.
+affine function of x_T and its noises z_1 … z_N, all independent normals. Unit inputs, one image each, give its slopes
+exactly, so the mean and variance of its output have no Monte Carlo error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GaussianData:
         return eps_fn
 
     def ode_solution(self, process: Process, x_T: Tensor, t: float) -> Tensor:
-        """The probability flow keeps each point's quantile."""
+        """Solve the probability-flow ODE: it keeps each point's quantile."""
         mean_T, std_T = self.marginal(process, process.t_max)
         mean_t, std_t = self.marginal(process, t)
         return mean_t + std_t / std_T * (x_T - mean_T)
@@ -47,7 +47,7 @@ class Law:
 
 
 def output_law(sampler: Sampler, process: Process, data: GaussianData, steps: int, prior: bool = False) -> Law:
-    """Mean and standard deviation of a sampler's output, started from the exact x_T (or the prior N(0, 1))."""
+    """Mean and standard deviation of a sampler's output, from the exact x_T or from the prior N(0, 1)."""
     mean_T, std_T = (0.0, 1.0) if prior else data.marginal(process, process.t_max)
     x_T = torch.full((steps + 2, 1), mean_T, dtype=torch.float64)
     x_T[0] += std_T  # image 0: one unit of x_T; images 1 … N: one unit of one noise; the last: none

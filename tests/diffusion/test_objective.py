@@ -1,4 +1,4 @@
-"""L_simple against its definition, the exact minimum for Gaussian data, and the dropping of conditions."""
+"""L_simple against its definition and its exact minimum for Gaussian data; dropped conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 from scalelong import counter
 from scalelong.counter import Stream
 from scalelong.diffusion import PROCESSES, get_process, simple_loss
-from scalelong.errors import ScaleLongError
+from scalelong.errors import InvalidValueError
 
 every_process = pytest.mark.parametrize("name", PROCESSES)
 
@@ -25,16 +25,16 @@ def batch(process, size=6, shape=(3, 4, 4)):
 
 
 @every_process
-def test_it_is_the_mean_squared_error_of_the_noise(name):
+def test_the_loss_of_each_sample_is_the_mean_squared_error_of_its_noise(name):
     process = get_process(name)
     x_0, t, eps = batch(process)
     net = nn.Conv2d(3, 3, 3, padding=1)
-    result = simple_loss(lambda x, t: net(x), process, x_0, t, eps)
+    loss = simple_loss(lambda x, t: net(x), process, x_0, t, eps)
     predicted = net(process.add_noise(x_0, eps, t))
-    torch.testing.assert_close(result.loss, mse_loss(predicted, eps))
+    torch.testing.assert_close(loss.mean(), mse_loss(predicted, eps))
     for k in range(len(x_0)):
-        torch.testing.assert_close(result.per_sample[k], mse_loss(predicted[k], eps[k]))
-    result.loss.backward()
+        torch.testing.assert_close(loss[k], mse_loss(predicted[k], eps[k]))
+    loss.mean().backward()
     assert net.weight.grad.abs().sum() > 0
 
 
@@ -45,33 +45,33 @@ def test_the_exact_prediction_reaches_the_exact_minimum(name):
     z, eps = counter.normal(1, Stream.NOISE, 0, 0, 2, (3, 20_000)).double()
     t = process.t_max * torch.tensor([0.05, 0.3, 0.7])
     exact = data.eps(process)
-    result = simple_loss(lambda x, fed: exact(x, t), process, data.mean + data.std * z, t, eps)
+    loss = simple_loss(lambda x, timestep: exact(x, t), process, data.mean + data.std * z, t, eps)
     signal = (process.alpha(t) * data.std) ** 2
     minimum = signal / (signal + process.sigma(t) ** 2)
-    torch.testing.assert_close(result.per_sample, minimum, rtol=5 * (2 / 20_000) ** 0.5, atol=0)
+    torch.testing.assert_close(loss, minimum, rtol=5 * (2 / 20_000) ** 0.5, atol=0)
 
 
 @every_process
-def test_the_network_is_called_once_with_its_own_time_and_no_empty_condition(name):
-    process, seen = get_process(name), []
+def test_the_network_is_called_once_with_its_own_timestep_and_no_empty_condition(name):
+    process, calls = get_process(name), []
 
     def net(x, t, **conditions):
-        seen.append((t, conditions))
+        calls.append((t, conditions))
         return x
 
     x_0, t, eps = batch(process)
     simple_loss(net, process, x_0, t, eps)
-    assert len(seen) == 1
-    assert torch.equal(seen[0][0], process.network_time(t))
-    assert seen[0][1] == {}
+    assert len(calls) == 1
+    assert torch.equal(calls[0][0], process.network_time(t))
+    assert calls[0][1] == {}
 
 
 @given(drop=st.lists(st.booleans(), min_size=1, max_size=8))
 def test_dropped_conditions_are_null_and_the_others_untouched(drop):
-    process, seen = get_process("vp"), {}
+    process, received = get_process("vp"), {}
 
     def net(x, t, y, context):
-        seen.update(y=y, context=context)
+        received.update(y=y, context=context)
         return x
 
     size = len(drop)
@@ -88,33 +88,33 @@ def test_dropped_conditions_are_null_and_the_others_untouched(drop):
         null_context=null_context,
     )
     for k, dropped in enumerate(drop):
-        assert seen["y"][k] == (10 if dropped else k)
-        assert torch.equal(seen["context"][k], null_context if dropped else context[k])
-    assert seen["y"].dtype == torch.int64
+        assert received["y"][k] == (10 if dropped else k)
+        assert torch.equal(received["context"][k], null_context if dropped else context[k])
+    assert received["y"].dtype == torch.int64
 
 
 def test_the_loss_is_float32_under_low_precision_and_float64_under_double():
     process = get_process("vp")
     x_0, t, eps = batch(process)
-    assert simple_loss(lambda x, t: x.bfloat16(), process, x_0, t, eps).loss.dtype == torch.float32
-    assert simple_loss(lambda x, t: x, process, x_0.double(), t, eps.double()).loss.dtype == torch.float64
+    assert simple_loss(lambda x, t: x.bfloat16(), process, x_0, t, eps).dtype == torch.float32
+    assert simple_loss(lambda x, t: x, process, x_0.double(), t, eps.double()).dtype == torch.float64
 
 
 @pytest.mark.parametrize(
-    ("net", "arguments", "says"),
+    ("net", "arguments", "message"),
     [
-        (lambda x, t: torch.cat([x, x], 1), {}, r"shape \(6, 3, 4, 4\), got \(6, 6, 4, 4\)"),
-        (lambda x, t: {"sample": x}, {}, "must return a tensor, got dict"),
-        (lambda x, t, y: x, {"y": torch.zeros(6).long(), "drop": torch.ones(6).bool()}, "null_y: the null label"),
-        (lambda x, t, y: x, {"y": torch.zeros(6).long(), "drop": torch.ones(6), "null_y": 1}, "boolean"),
+        (lambda x, t: torch.cat([x, x], 1), {}, r"\(6, 3, 4, 4\).*\(6, 6, 4, 4\)"),
+        (lambda x, t: {"sample": x}, {}, "output.*dict"),
+        (lambda x, t, y: x, {"y": torch.zeros(6).long(), "drop": torch.ones(6).bool()}, "null_y.*None"),
+        (lambda x, t, y: x, {"y": torch.zeros(6).long(), "drop": torch.ones(6), "null_y": 1}, "drop.*float32"),
         (
             lambda x, t, context: x,
             {"context": torch.zeros(6, 3, 2), "drop": torch.ones(6).bool(), "null_context": torch.zeros(4, 2)},
-            r"null_context of shape \(4, 2\) does not fit context of shape \(6, 3, 2\)",
+            r"null_context.*\(6, 3, 2\).*\(4, 2\)",
         ),
     ],
 )
-def test_what_does_not_fit_is_named(net, arguments, says):
+def test_invalid_outputs_and_conditions_are_named(net, arguments, message):
     process = get_process("vp")
-    with pytest.raises(ScaleLongError, match=says):
+    with pytest.raises(InvalidValueError, match=message):
         simple_loss(net, process, *batch(process), **arguments)

@@ -1,8 +1,9 @@
-"""Samplers on data whose noise prediction is known: right mean and variance, errors that fall at the stated order."""
+"""Samplers on data with a known noise prediction: correct mean and variance, error of the stated order."""
 
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -13,11 +14,9 @@ from scipy.integrate import solve_ivp
 
 from scalelong import counter
 from scalelong.counter import Stream
-from scalelong.diffusion import PROCESSES, SAMPLERS, State, get_process, get_sampler
-from scalelong.diffusion.samplers.dpm_solver import singlestep_orders
-from scalelong.diffusion.samplers.euler import euler_grid
-from scalelong.diffusion.samplers.schedulers import trailing
-from scalelong.errors import ScaleLongError
+from scalelong.diffusion import PROCESSES, SAMPLERS, get_process, get_sampler
+from scalelong.diffusion.samplers import euler_grid, singlestep_orders, trailing_indices
+from scalelong.errors import InvalidValueError, UnknownNameError
 
 PAIRS = [(s, p) for s in SAMPLERS for p in PROCESSES if SAMPLERS[s].supports(get_process(p))]
 every_pair = pytest.mark.parametrize(("name", "process_name"), PAIRS)
@@ -25,7 +24,7 @@ DATA = GaussianData()
 
 
 def end_of(sampler, process):
-    """DPM-Solver-fast stops at t_min; the others reach the image."""
+    """DPM-Solver-fast stops at t_min; the others reach t = 0."""
     return process.t_min if sampler.name == "dpm-solver-fast" else 0.0
 
 
@@ -35,7 +34,7 @@ def draws(shape):
 
 class TestOnGaussianData:
     @every_pair
-    def test_mean_and_spread_are_the_datas_with_the_default_steps(self, name, process_name):
+    def test_mean_and_std_equal_the_datas_at_the_default_steps(self, name, process_name):
         sampler, process = get_sampler(name), get_process(process_name)
         steps = min(sampler.default_steps, 400)
         law = output_law(sampler, process, DATA, steps)
@@ -46,7 +45,7 @@ class TestOnGaussianData:
         assert law.std == pytest.approx(std, abs=tolerance)
 
     @every_pair
-    def test_starting_from_the_prior_costs_what_the_process_leaves_of_the_image(self, name, process_name):
+    def test_starting_from_the_prior_costs_at_most_the_signal_left_at_t_max(self, name, process_name):
         # x_T ~ N(0, 1) in place of N(αμ, α²s² + σ²): the mean is off by at most α(t_max)·μ times the flow's slope s.
         sampler, process = get_sampler(name), get_process(process_name)
         right, used = (output_law(sampler, process, DATA, 200, prior=prior) for prior in (False, True))
@@ -60,11 +59,11 @@ class TestOnGaussianData:
             ("euler-maruyama", (50, 100, 200, 400), 1.15),  # the drift's order 1, and the noise's a little above
             ("euler-ode", (50, 100, 200, 400), 1.0),
             ("dpm-solver-fast", (26, 50, 101, 200, 401), 3.1),
-            ("ddpm", (50, 100, 200, 400), 0.85),  # 1 in the limit, which 1000 steps do not quite reach
+            ("ddpm", (50, 100, 200, 400), 0.85),  # 1 in the limit
             ("ddim", (25, 50, 100, 200), 1.0),
         ],
     )
-    def test_the_error_falls_at_the_samplers_order(self, name, steps, order):
+    def test_the_error_decreases_at_the_samplers_order(self, name, steps, order):
         sampler, process = get_sampler(name), get_process("vp")
         _, std = DATA.marginal(process, end_of(sampler, process))
         errors = [abs(output_law(sampler, process, DATA, n).std - std) for n in steps]
@@ -72,16 +71,21 @@ class TestOnGaussianData:
         assert slope == pytest.approx(order, abs=0.15)
 
     @pytest.mark.parametrize(("name", "order"), [("ddim", 1.0), ("dpm-solver++", 2.0)])
-    def test_the_order_on_the_way(self, name, order):
-        # DPM-Solver++ ends on one first-order step, to σ = 0; its own order shows half way, seen through the callback.
+    def test_the_order_half_way(self, name, order):
+        # DPM-Solver++ ends with a first-order step to σ = 0, so its order is measured half way.
         process = get_process("vp")
         x_T = torch.tensor([[2.0]], dtype=torch.float64)
         errors, steps = [], (20, 40, 50, 100)
         for n in steps:
-            seen: list[State] = []
-            get_sampler(name)(DATA.eps(process), x_T, process, n, callback=seen.append)
-            state = min(seen, key=lambda state: abs(state.t - 0.5))
-            errors.append((state.x - DATA.ode_solution(process, x_T, state.t)).abs().item())
+            trajectory = []
+
+            def eps_fn(x, t, trajectory=trajectory):
+                trajectory.append((t.item(), x))
+                return DATA.eps(process)(x, t)
+
+            get_sampler(name)(eps_fn, x_T, process, n)
+            t, x = min(trajectory, key=lambda point: abs(point[0] - 0.5))
+            errors.append((x - DATA.ode_solution(process, x_T, t)).abs().item())
         slope = -np.polyfit(np.log(steps), np.log(errors), 1)[0]
         assert slope == pytest.approx(order, abs=0.25)
 
@@ -92,8 +96,8 @@ class TestOnGaussianData:
             x = get_sampler("dpm-solver-fast")(DATA.eps(process), x_T, process, 50)
             torch.testing.assert_close(x, DATA.ode_solution(process, x_T, process.t_min), rtol=0, atol=2e-3)
 
-    def test_samples_of_euler_maruyama_have_the_law_that_was_read_off(self):
-        # The same through real noise: 20,000 images, standard errors of std/√n.
+    def test_samples_of_euler_maruyama_have_the_predicted_law(self):
+        # With real noise: 20,000 images, standard errors of std/√n.
         sampler, process, n = get_sampler("euler-maruyama"), get_process("vp"), 20_000
         x = sampler(DATA.eps(process), draws((n, 1))(-1), process, 100, draws((n, 1)))
         law = output_law(sampler, process, DATA, 100, prior=True)
@@ -129,7 +133,7 @@ class TestAgainstScipy:
         ("name", "steps", "tolerance"),
         [("euler-ode", 1000, 3e-3), ("dpm-solver-fast", 50, 3e-3), ("dpm-solver-fast", 149, 1e-4)],
     )
-    def test_the_probability_flow_is_solved(self, name, steps, tolerance):
+    def test_deterministic_samplers_solve_the_probability_flow(self, name, steps, tolerance):
         process = get_process("vp")
         x_T = torch.linspace(-2.5, 2.5, 8, dtype=torch.float64)[:, None]
         x = get_sampler(name)(self.eps(process), x_T, process, steps)
@@ -140,7 +144,7 @@ class TestAgainstScipy:
 class TestContract:
     @every_pair
     @pytest.mark.parametrize("steps", [1, 2, 3, 4, 17, 50])
-    def test_steps_are_evaluations_exactly_and_the_ends_are_finite(self, name, process_name, steps):
+    def test_steps_equal_evaluations_and_the_output_is_finite(self, name, process_name, steps):
         sampler, process = get_sampler(name), get_process(process_name)
         times = []
 
@@ -159,51 +163,38 @@ class TestContract:
         assert x.shape == x_T.shape
         assert x.dtype == x_T.dtype
         assert x.isfinite().all()
-        assert torch.equal(x_T, draws((4, 2, 3))(-1))  # not written to
+        assert torch.equal(x_T, draws((4, 2, 3))(-1))  # not modified in place
 
     @every_pair
-    def test_noise_comes_from_the_argument_alone_and_only_where_it_is_said(self, name, process_name):
+    def test_only_stochastic_samplers_draw_noise_and_only_from_the_argument(self, name, process_name):
         sampler, process = get_sampler(name), get_process(process_name)
-        asked = []
+        draws_made = []
 
         def noise(k):
-            asked.append(k)
+            draws_made.append(k)
             return draws((2, 3))(k)
 
         before = torch.get_rng_state()
         sampler(DATA.eps(process), draws((2, 3))(-1), process, 9, noise)
         assert torch.equal(torch.get_rng_state(), before)
-        assert bool(asked) == sampler.stochastic
-        assert len(set(asked)) == len(asked)
+        assert bool(draws_made) == sampler.stochastic
+        assert len(set(draws_made)) == len(draws_made)
         if sampler.stochastic:
-            with pytest.raises(ScaleLongError, match="needs noise"):
+            with pytest.raises(InvalidValueError, match=f"noise.*{re.escape(name)}"):
                 sampler(DATA.eps(process), draws((2, 3))(-1), process, 9)
 
     def test_the_last_step_of_euler_maruyama_adds_no_noise(self):
-        asked = []
-        noise = lambda k: asked.append(k) or draws((2, 3))(k)
+        draws_made = []
+        noise = lambda k: draws_made.append(k) or draws((2, 3))(k)
         get_sampler("euler-maruyama")(DATA.eps(get_process("vp")), draws((2, 3))(-1), get_process("vp"), 9, noise)
-        assert asked == list(range(8))
+        assert draws_made == list(range(8))
 
-    @every_pair
-    def test_the_callback_sees_every_update_and_changes_nothing(self, name, process_name):
-        sampler, process, states = get_sampler(name), get_process(process_name), []
-        x_T = draws((2, 3))(-1)
-        plain = sampler(DATA.eps(process), x_T, process, 9, draws((2, 3)))
-        seen = sampler(DATA.eps(process), x_T, process, 9, draws((2, 3)), states.append)
-        assert torch.equal(plain, seen)
-        assert [state.index for state in states] == list(range(len(states)))
-        assert torch.equal(states[0].x, x_T)
-        for state in states:
-            t = torch.full((2,), state.t)
-            torch.testing.assert_close(DATA.eps(process)(state.x, t), state.eps)
-
-    def test_the_default_is_fifty_evaluations_of_sixteen_threes_and_a_two(self):
+    def test_the_default_is_50_evaluations_in_16_steps_of_order_3_and_one_of_order_2(self):
         assert get_sampler("dpm-solver-fast").evaluations() == 50
         assert singlestep_orders(50) == [3] * 16 + [2]
 
     @pytest.mark.parametrize("n", range(1, 40))
-    def test_singlestep_orders_spend_the_budget_and_end_low(self, n):
+    def test_singlestep_orders_spend_the_budget_and_decrease(self, n):
         orders = singlestep_orders(n)
         assert sum(orders) == n
         assert len(orders) == n // 3 + 1  # as Lu et al. count the intervals
@@ -214,28 +205,28 @@ class TestContract:
         assert euler_grid(1) == [1.0, 0.0]
 
     @pytest.mark.parametrize("steps", [1, 2, 3, 7, 30, 49, 300, 999, 1000])
-    def test_the_trailing_grid_starts_at_the_end_and_falls(self, steps):
-        grid = trailing(steps)
+    def test_trailing_indices_start_at_999_and_decrease(self, steps):
+        grid = trailing_indices(steps)
         assert len(grid) == steps
         assert grid[0] == 999
         assert grid[-1] >= 0
         assert all(later < earlier for earlier, later in pairwise(grid))
 
-    def test_a_wrong_name_is_met_with_the_right_one(self):
-        with pytest.raises(ScaleLongError, match=r"did you mean 'dpm-solver\+\+'"):
+    def test_a_misspelt_name_raises_with_a_suggestion(self):
+        with pytest.raises(UnknownNameError, match=r"did you mean 'dpm-solver\+\+'"):
             get_sampler("dpm-solver+")
-        with pytest.raises(ScaleLongError, match="did you mean 'euler-maruyama'"):
+        with pytest.raises(UnknownNameError, match="did you mean 'euler-maruyama'"):
             get_sampler("euler_maruyama")
 
     @pytest.mark.parametrize("name", ["euler-maruyama", "euler-ode"])
     @pytest.mark.parametrize("process_name", ["ddpm", "sd"])
-    def test_euler_refuses_discrete_processes(self, name, process_name):
-        with pytest.raises(ScaleLongError, match=f"continuous time .*got '{process_name}'"):
+    def test_euler_rejects_discrete_processes(self, name, process_name):
+        with pytest.raises(InvalidValueError, match=f"got '{process_name}'"):
             get_sampler(name).check(get_process(process_name), 10)
 
     @pytest.mark.parametrize("name", SAMPLERS)
-    def test_impossible_steps_are_refused(self, name):
+    def test_invalid_steps_raise(self, name):
         sampler, process = get_sampler(name), get_process("vp")
         for steps in (0, -3, *([1001] if sampler.max_steps else [])):
-            with pytest.raises(ScaleLongError, match=f"got {steps}"):
+            with pytest.raises(InvalidValueError, match=f"steps.*got {steps}"):
                 sampler.check(process, steps)

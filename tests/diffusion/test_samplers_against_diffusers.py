@@ -1,4 +1,4 @@
-"""Each sampler that diffusers has too, beside its scheduler driven by hand, on a network that is not affine."""
+"""Samplers against the equivalent diffusers schedulers, on a network that is not affine."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import torch
 from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, DPMSolverSinglestepScheduler
 
 from scalelong.diffusion import get_process, get_sampler
-from scalelong.diffusion.samplers.dpm_solver import singlestep_orders
+from scalelong.diffusion.samplers import singlestep_orders
 
-NAMED = {  # diffusers' own names of the schedules, so that the betas are theirs
+NAMED = {  # diffusers' own schedule names, so that the betas are theirs
     "ddpm": {"beta_schedule": "linear", "beta_start": 1e-4, "beta_end": 0.02},
     "sd": {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
 }
 X_T = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1))
 
 discrete = pytest.mark.parametrize("name", NAMED)
-# diffusers calls np.array on a tensor; NumPy 2 complains of the tensor.
+# diffusers calls np.array on a tensor, which NumPy 2 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
 def network(process):
-    """Some ε̂ of x and of diffusers' step 0 … 999: it keeps images near their scale and mixes neighbours."""
+    """An ε̂ of x and diffusers' step 0 … 999 that keeps the scale of images and mixes neighbours."""
 
     def eps(x, step):
         t = (torch.as_tensor(step, dtype=torch.float64).reshape(-1, 1, 1, 1) + 1) * (process.t_max / 1000)
@@ -33,7 +33,7 @@ def network(process):
 
 def ours(sampler, name, steps, noise=None):
     process = get_process(name)
-    net, grid = network(process), process.t_max / 1000  # diffusers' step k stands for the time (k + 1)·grid
+    net, grid = network(process), process.t_max / 1000  # diffusers' step k is time (k + 1)·grid
     return get_sampler(sampler)(lambda x, t: net(x, t / grid - 1), X_T, process, steps, noise)
 
 
@@ -48,14 +48,14 @@ def theirs(scheduler, name, steps, **arguments):
 
 @discrete
 @pytest.mark.parametrize("steps", [1, 2, 10, 50, 1000])
-def test_ddim_is_their_ddim_scheduler(name, steps):
+def test_ddim_equals_DDIMScheduler(name, steps):
     scheduler = DDIMScheduler(**NAMED[name], clip_sample=False, timestep_spacing="trailing")
     torch.testing.assert_close(ours("ddim", name, steps), theirs(scheduler, name, steps), rtol=1e-4, atol=1e-4)
 
 
 @discrete
 @pytest.mark.parametrize("steps", [1, 2, 10, 50, 1000])
-def test_ddpm_is_their_ddpm_scheduler_given_its_noise(name, steps):
+def test_ddpm_equals_DDPMScheduler_given_the_same_noise(name, steps):
     scheduler = DDPMScheduler(**NAMED[name], clip_sample=False, timestep_spacing="trailing")
     expected = theirs(scheduler, name, steps, generator=torch.Generator().manual_seed(7))
     replay = torch.Generator().manual_seed(7)
@@ -65,18 +65,18 @@ def test_ddpm_is_their_ddpm_scheduler_given_its_noise(name, steps):
 
 @discrete
 @pytest.mark.parametrize("steps", [1, 2, 10, 20, 50])
-def test_dpm_solver_plus_plus_is_their_multistep_scheduler(name, steps):
+def test_dpm_solver_plus_plus_equals_DPMSolverMultistepScheduler(name, steps):
     scheduler = DPMSolverMultistepScheduler(**NAMED[name], timestep_spacing="trailing")
     # Their tables are float32, and one step from t = 1000 divides by an α of 0.006: 2e-5 there.
     tolerance = 1e-4 if steps == 1 else 1e-5
-    found, expected = ours("dpm-solver++", name, steps), theirs(scheduler, name, steps)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    result, expected = ours("dpm-solver++", name, steps), theirs(scheduler, name, steps)
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["vp", *NAMED])
 @pytest.mark.parametrize("steps", [1, 2, 4, 5, 50])
-def test_dpm_solver_fast_is_their_singlestep_scheduler_on_the_same_points(name, steps):
-    # Their order list is ours (3 … 3 and the rest); their grid is given our λ, thirds of each interval, and its σ/α.
+def test_dpm_solver_fast_equals_DPMSolverSinglestepScheduler_on_the_same_points(name, steps):
+    # Their order list equals ours (3 … 3 and the rest). Their grid is set to our λ (thirds of each interval).
     # DPM-Solver-3's second inner point is the update they call "heun", its end the one they call "midpoint".
     process, orders = get_process(name), singlestep_orders(steps)
     ends = torch.linspace(
@@ -109,8 +109,8 @@ def test_dpm_solver_fast_is_their_singlestep_scheduler_on_the_same_points(name, 
 
 
 @pytest.mark.parametrize("steps", [300, 600])
-def test_where_steps_do_not_divide_1000_ours_keeps_to_the_flow(steps):
-    # Their DDIM scheduler steps by 1000 // N while its grid moves by 1000/N; ours steps between the grid's own times.
+def test_steps_that_do_not_divide_1000_stay_on_the_flow(steps):
+    # DDIMScheduler steps by 1000 // N while its grid moves by 1000/N; ours steps between the grid's own times.
     exact = ours("dpm-solver-fast", "ddpm", 200)
     scheduler = DDIMScheduler(**NAMED["ddpm"], clip_sample=False, timestep_spacing="trailing")
     error = (ours("ddim", "ddpm", steps) - exact).abs().mean()

@@ -25,7 +25,6 @@ from scalelong.evaluation import (
     images_reference,
     kernel_distance,
     read_reference,
-    to_uint8,
     write_reference,
 )
 from scalelong.evaluation import reference as reference_module
@@ -180,22 +179,6 @@ def test_batches_that_are_no_uint8_images(extractor, other):
         evaluate_images(array, other, extractor, batch_size=0)
     with pytest.raises(ScaleLongError, match="n is 1"):
         evaluate_images(array, other, extractor, n=1)
-
-
-def test_nan_samples_are_refused():
-    samples = torch.zeros(4, 3, 2, 2)
-    samples[2, 0, 0, 0] = float("nan")
-    with pytest.raises(ScaleLongError, match="1 of 4 samples hold NaN"):
-        to_uint8(samples)
-
-
-def test_to_uint8_rounds_to_the_nearest_level():
-    levels = torch.arange(256, dtype=torch.float32)
-    samples = (levels / 127.5 - 1).view(1, 1, 16, 16)
-    assert torch.equal(to_uint8(samples).view(-1), levels.to(torch.uint8))
-    assert to_uint8(torch.tensor([-2.0, 2.0]).view(2, 1, 1, 1)).view(-1).tolist() == [0, 255]
-    with pytest.raises(ScaleLongError, match="float of shape"):
-        to_uint8(torch.zeros(2, 2))
 
 
 # ------------------------------------------------------------------------------------------------ references

@@ -7,7 +7,7 @@ from diffusers import DDIMScheduler
 
 from scalelong import ConstantScaling, LearnableScaling, UViT, build_unet
 from scalelong.diffusion import get_process, get_sampler, guided
-from scalelong.models.denoiser import Denoiser
+from scalelong.diffusion.network import Denoiser
 from scalelong.models.pipeline import ScaleLongPipeline
 
 TINY = {"img_size": 8, "patch_size": 2, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}

@@ -74,7 +74,7 @@ def test_without_noise_the_loss_is_the_training_loss():
 
     A, (x_0, t, eps) = matrix(16), data()
     (row,) = measure_sensitivity(linear(A), VP, x_0, t, eps, variances=(0.0,), edges=EDGES)
-    assert row.overall.loss == pytest.approx(simple_loss(linear(A), VP, x_0, t, eps).loss.item(), rel=1e-6)
+    assert row.overall.loss == pytest.approx(simple_loss(linear(A), VP, x_0, t, eps).mean().item(), rel=1e-6)
 
 
 def test_a_bin_without_samples_is_none_and_conditions_are_passed():

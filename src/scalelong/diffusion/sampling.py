@@ -1,4 +1,4 @@
-"""Images from a network: a generator of batches that commands, sample grids and metrics share."""
+"""Generate images with a network: one generator of batches for commands, sample grids and metrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from scalelong.counter import Stream
 from scalelong.diffusion.guidance import clip_denoised as clip_prediction
 from scalelong.diffusion.guidance import guided
 from scalelong.diffusion.network import Network
-from scalelong.diffusion.samplers import Callback, EpsFn, Sampler, get_sampler
-from scalelong.errors import ScaleLongError
+from scalelong.diffusion.samplers import EpsFn, Sampler, get_sampler
+from scalelong.errors import ScaleLongError, invalid
 from scalelong.process import Process, get_process
 
 
@@ -38,32 +38,38 @@ def sample(
     autocast: torch.dtype | None = None,
     clip: bool = True,
     clip_denoised: bool = False,
-    callback: Callback | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the images first … first + n − 1 in batches: float32 (B, *shape) on `device`.
+    """Yield images first … first + n − 1 in batches: float32 (B, *shape) on `device`.
 
-    Image k's noise is keyed by (seed, k), so no batch size and no split over processes changes an image,
-    and no global random state is read or written. Arguments are checked before the first batch is asked for.
+    The noise of image k depends on (seed, k) alone, so neither the batch size nor a split over processes changes an
+    image. The global random state is not used. Arguments are validated before the first batch is requested.
 
-    y: (n,) labels, or one for all; context: (n, L, D) text tokens, or (L, D) for all; guidance: see `guided`.
-    device: where the network is, by default. autocast: the dtype of the network's mixed precision; x stays float32.
-    clip: clamp the finished images to [−1, 1] (not for latents). clip_denoised: clamp every prediction of x_0.
+    Args:
+        y: labels (n,), or one label for all images.
+        context: text tokens (n, L, D), or (L, D) for all images.
+        guidance, null_y, null_context: see `guided`.
+        device: defaults to the network's device.
+        autocast: dtype of the network's mixed precision; x stays float32.
+        clip: clamp the final images to [−1, 1]; pass False for latents.
+        clip_denoised: clamp the predicted x_0 at every step.
     """
     process, sampler = get_process(process), get_sampler(sampler)
-    steps = sampler.default_steps if steps is None else steps
+    steps = sampler.evaluations(steps)
     sampler.check(process, steps)
-    if n < 0 or batch_size < 1:
-        raise ScaleLongError(f"n must be at least 0 and batch_size at least 1, got {n} and {batch_size}")
-    place = torch.device(device) if device is not None else device_of(net)
-    labels, tokens = _for_every_image("y", y, n, 1), _for_every_image("context", context, n, 3)
+    if n < 0:
+        raise invalid("n", "an integer >= 0", n)
+    if batch_size < 1:
+        raise invalid("batch_size", "an integer >= 1", batch_size)
+    target = torch.device(device) if device is not None else device_of(net)
+    labels, tokens = _per_image("y", y, n, 1), _per_image("context", context, n, 3)
 
     def prediction(start: int, count: int) -> EpsFn:
         eps_fn = guided(
             net,
             process,
             guidance,
-            y=None if labels is None else labels[start : start + count].to(place),
-            context=None if tokens is None else tokens[start : start + count].to(place),
+            y=None if labels is None else labels[start : start + count].to(target),
+            context=None if tokens is None else tokens[start : start + count].to(target),
             null_y=null_y,
             null_context=null_context,
         )
@@ -71,32 +77,41 @@ def sample(
 
     def batch(start: int, count: int) -> Tensor:
         def noise(k: int) -> Tensor:
-            return counter.normal(seed, Stream.SAMPLE, k + 1, first + start, count, shape).to(place)
+            return counter.normal(seed, Stream.SAMPLE, k + 1, first + start, count, shape).to(target)
 
         eps_fn = prediction(start, count)
-        with torch.no_grad(), torch.autocast(place.type, autocast, enabled=autocast is not None), evaluating(net):
-            x = sampler(eps_fn, noise(-1), process, steps, noise, callback)
+        with torch.no_grad(), torch.autocast(target.type, autocast, enabled=autocast is not None), evaluating(net):
+            x = sampler(eps_fn, noise(-1), process, steps, noise)
         if not x.isfinite().all():
             raise ScaleLongError(
-                f"sampling gave non-finite values in images {first + start} … {first + start + count - 1}"
-                f" (sampler {sampler.name!r}, {steps} steps): the network diverged or its precision overflows"
+                f"images {first + start} … {first + start + count - 1} contain NaN or infinity"
+                f" (sampler {sampler.name!r}, {steps} steps); check the network's weights, or sample in fp32"
             )
         return x.clamp(-1.0, 1.0) if clip else x
 
-    prediction(0, min(n, 1))  # what is wrong with the conditions is said now, not at the first batch
-    # The contexts close before each batch is handed over, so that they never leak into the consumer's code.
+    prediction(0, min(n, 1))  # validate the conditions now, not at the first batch
+    # The contexts close before each batch is yielded, so they do not leak into the consumer's code.
     return (batch(start, min(batch_size, n - start)) for start in range(0, n, batch_size))
 
 
-def _for_every_image(name: str, value: int | Tensor | None, n: int, ndim: int) -> Tensor | None:
-    """(n, …): a condition for each image; one of fewer dimensions is for all."""
+def to_uint8(samples: Tensor) -> Tensor:
+    """Convert float images (B, C, H, W) in [−1, 1] to uint8 (B, H, W, C), rounded to the nearest level."""
+    if samples.ndim != 4 or not samples.is_floating_point():
+        raise invalid("samples", "float of shape (B, C, H, W)", f"{samples.dtype} {tuple(samples.shape)}")
+    bad = int((~samples.isfinite()).flatten(1).any(1).sum())
+    if bad:
+        raise invalid("samples", "finite", f"NaN or infinity in {bad} of {len(samples)} samples")
+    levels = samples.float().add(1).mul(127.5).round().clamp(0, 255)
+    return levels.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def _per_image(name: str, value: int | Tensor | None, n: int, ndim: int) -> Tensor | None:
+    """Expand a condition of ndim − 1 dimensions to all n images; check that any other has one row per image."""
     if value is None:
         return None
     value = torch.as_tensor(value)
     if value.ndim == ndim - 1:
         return value.expand(n, *value.shape)
     if value.ndim != ndim or len(value) != n:
-        raise ScaleLongError(
-            f"{name} must have one entry for each of {n} images or one for all, got shape {tuple(value.shape)}"
-        )
+        raise invalid(f"the shape of {name}", f"one row for each of {n} images, or one for all", tuple(value.shape))
     return value

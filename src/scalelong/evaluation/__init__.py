@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scalelong.diffusion.sampling import to_uint8
 from scalelong.evaluation.card import Card, Generation
 from scalelong.evaluation.compare import Comparison, Difference, compare
 from scalelong.evaluation.evaluate import Evaluation, as_reference, evaluate_images
@@ -12,7 +13,6 @@ from scalelong.evaluation.extractors import (
     build_extractor,
 )
 from scalelong.evaluation.frechet import FrechetDistance, frechet_distance
-from scalelong.evaluation.images import to_uint8
 from scalelong.evaluation.interval import Interval
 from scalelong.evaluation.kernel import KernelDistance, kernel_distance
 from scalelong.evaluation.reference import (

@@ -146,18 +146,6 @@ def check_batch(batch: Any, name: str) -> Tensor:
     return images
 
 
-def to_uint8(samples: Tensor) -> Tensor:
-    """Samples float (B, C, H, W) in [−1, 1] → uint8 (B, H, W, C), rounded to the nearest level; NaN is an error."""
-    if samples.ndim != 4 or not samples.is_floating_point():
-        kind = f"{samples.dtype} {tuple(samples.shape)}"
-        raise ScaleLongError(f"samples must be float of shape (b, c, h, w), got {kind}")
-    bad = ~torch.isfinite(samples).flatten(1).all(dim=1)
-    if bad.any():
-        raise ScaleLongError(f"{int(bad.sum())} of {len(samples)} samples hold NaN or infinity; nothing was evaluated")
-    levels = samples.float().add(1).mul(127.5).round().clamp(0, 255)
-    return levels.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
-
-
 def place() -> tuple[int, int]:
     """This process's rank and the number of processes."""
     if dist.is_available() and dist.is_initialized():

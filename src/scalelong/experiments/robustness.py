@@ -82,7 +82,7 @@ def measure_run(
     seed: int = 0,
 ) -> Robustness:
     """Measure a run's EMA network on held-out images; `extractor` None or `samples` 0 leaves the distances out."""
-    from scalelong.models.denoiser import Denoiser
+    from scalelong.diffusion.network import Denoiser
     from scalelong.process import get_process
 
     counts = {
@@ -149,13 +149,11 @@ def _held_out(trained: Run, images: int) -> tuple[Batch, str]:
 
 def _lipschitz(trained: Run, batch: Batch, edges: Sequence[float], points: int, seed: int) -> list[LocalLipschitz]:
     """At the first `points` inputs, their times moved to the middle of each bin."""
-    from scalelong.models.denoiser import Denoiser
+    from scalelong.diffusion.network import Denoiser
     from scalelong.process import get_process
 
     process, part = get_process(trained.config.diffusion.process), batch.part(0, points)
-    names = Denoiser(trained.net).takes
-    given = {names["y"]: part.y, names["context"]: part.context}
-    conditions: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    conditions = Denoiser(trained.net).arguments(part.y, part.context)
     found = []
     for low, high in track(list(pairwise(edges)), "Lipschitz constants"):
         t = torch.full_like(part.t, (low + high) / 2)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from scalelong.diffusion.guidance import guided
+from scalelong.diffusion.network import Denoiser
+from scalelong.diffusion.sampling import to_uint8
 from scalelong.errors import ScaleLongError, require
 from scalelong.process import Process, get_process
 
 require("diffusers", extra="train", purpose="a diffusers pipeline")
 
 from diffusers import DiffusionPipeline, DPMSolverMultistepScheduler, ImagePipelineOutput  # noqa: E402
-
-from scalelong.models.denoiser import Denoiser  # noqa: E402
 
 GRID = 1000
 
@@ -89,8 +89,10 @@ class ScaleLongPipeline(DiffusionPipeline):
             x = self.scheduler.step(eps_fn(self.scheduler.scale_model_input(x, step), t), step, x).prev_sample
         if output_type == "pt":
             return ImagePipelineOutput(images=x) if return_dict else (x,)
-        images = (x / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float().cpu().numpy()
-        result = self.numpy_to_pil(images) if output_type == "pil" else images
+        if output_type == "pil":
+            result = self.numpy_to_pil(to_uint8(x).cpu().numpy() / 255)
+        else:
+            result = (x / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float().cpu().numpy()
         return ImagePipelineOutput(images=result) if return_dict else (result,)
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:

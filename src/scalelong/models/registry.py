@@ -47,7 +47,7 @@ class Shapes:
 
 
 def _denoiser(net: nn.Module) -> nn.Module:
-    from scalelong.models.denoiser import Denoiser
+    from scalelong.diffusion.network import Denoiser
 
     return Denoiser(net)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from scalelong.diffusion import sample
+from scalelong.diffusion import sample, to_uint8
 from scalelong.errors import ScaleLongError, unknown
 from scalelong.models.registry import get_model
 from scalelong.runs.config import Config, Facts
@@ -55,7 +55,7 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
         autocast=autocast_type(request.precision),
         clip=not latent,
     )
-    return (to_uint8(_decoded(batch, config) if latent else batch) for batch in batches)
+    return (to_uint8(_decoded(batch, config) if latent else batch).cpu().numpy() for batch in batches)
 
 
 def grid_columns(facts: Facts, request: Request) -> int | None:
@@ -64,12 +64,6 @@ def grid_columns(facts: Facts, request: Request) -> int | None:
     classes = request.classes or facts.class_names or () if conditional else ()
     turns = len(request.prompts or classes)
     return turns if 1 < turns <= min(request.n, 20) else None
-
-
-def to_uint8(images: Tensor) -> npt.NDArray[np.uint8]:
-    """[-1, 1] (B, C, H, W) → uint8 (B, H, W, C), rounded."""
-    scaled = ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-    return scaled.permute(0, 2, 3, 1).cpu().numpy()
 
 
 def label_of(word: int | str, names: Sequence[str]) -> int:

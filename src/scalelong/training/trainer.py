@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from scalelong.diffusion import simple_loss
+from scalelong.diffusion.network import Denoiser
 from scalelong.errors import ScaleLongError
-from scalelong.models.denoiser import Denoiser
 from scalelong.monitor.probe import samples_of
 from scalelong.runs.config import Config
 from scalelong.runs.run import build_network
@@ -131,7 +131,7 @@ class Trainer:
             **batch.conditions(),
             null_y=self.examples.null_y,
             null_context=self.null_context,
-        ).per_sample
+        )
 
     def _clipped_norm(self) -> Tensor:
         """Clip where asked; the norm is the one before clipping either way."""

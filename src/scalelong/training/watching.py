@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from scalelong.models.denoiser import Denoiser
+from scalelong.diffusion.network import Denoiser
 from scalelong.monitor.monitor import StabilityMonitor
 from scalelong.monitor.probe import samples_of
 from scalelong.runs.run import Run

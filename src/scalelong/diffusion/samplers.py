@@ -1,0 +1,278 @@
+"""Samplers by name, behind one contract: `x_0 = sampler(eps_fn, x_T, process, steps, noise)`.
+
+| name | method | in the paper |
+|---|---|---|
+| euler-maruyama | reverse SDE, Euler–Maruyama | CIFAR-10, CelebA |
+| euler-ode | probability-flow ODE, Euler | |
+| dpm-solver-fast | DPM-Solver, singlestep of order 3 | ImageNet 64 |
+| ddpm | ancestral sampling | |
+| ddim | DDIM with η = 0 | |
+| dpm-solver++ | DPM-Solver++(2M) | COCO |
+
+A step is one network evaluation in every sampler, so that budgets compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import pairwise
+from math import exp, expm1, inf
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalelong.errors import InvalidValueError, invalid, unknown
+from scalelong.process import VPSDE, Process
+
+EpsFn = Callable[[Tensor, Tensor], Tensor]
+"""ε̂(x, t): x (B, …), t (B,) in the process's own time → (B, …)."""
+
+NoiseFn = Callable[[int], Tensor]
+"""The k-th draw of N(0, I) for this batch, (B, …): a function of k and the image indices, not of a random stream."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A sampler and what the caller must know before running it."""
+
+    name: str
+    function: Callable[[EpsFn, Tensor, Process, int, NoiseFn], Tensor]
+    default_steps: int
+    stochastic: bool = False  # uses `noise`; the others are functions of x_T alone
+    continuous_only: bool = False  # needs β(t) at every t
+    max_steps: int | None = None
+
+    def __call__(
+        self, eps_fn: EpsFn, x_T: Tensor, process: Process, steps: int | None = None, noise: NoiseFn | None = None
+    ) -> Tensor:
+        """Map x_T ~ N(0, I), (B, …), to images. Stochastic samplers need `noise`."""
+        steps = self.evaluations(steps)
+        self.check(process, steps)
+        if self.stochastic and noise is None:
+            raise invalid("noise", "a function k → (B, …)", None, f"sampler {self.name!r} is stochastic")
+        return self.function(eps_fn, x_T, process, steps, noise or _no_noise)
+
+    def supports(self, process: Process) -> bool:
+        """Whether this sampler can run this process."""
+        return process.continuous or not self.continuous_only
+
+    def check(self, process: Process, steps: int) -> None:
+        """Raise `InvalidValueError` if this sampler cannot run this process in this many steps."""
+        if not self.supports(process):
+            raise InvalidValueError(
+                f"sampler {self.name!r} needs a continuous-time process ('vp'), got {process.name!r}; "
+                f"use one of {', '.join(s.name for s in SAMPLERS.values() if not s.continuous_only)}"
+            )
+        if steps < 1 or (self.max_steps is not None and steps > self.max_steps):
+            expected = "an integer >= 1" if self.max_steps is None else f"an integer in 1 … {self.max_steps}"
+            raise invalid(f"steps of sampler {self.name!r}", expected, steps)
+
+    def evaluations(self, steps: int | None = None) -> int:
+        """Network evaluations per image. Guidance other than 0 or 1 doubles the batch of each, not their number."""
+        return self.default_steps if steps is None else steps
+
+
+def get_sampler(name: str | Sampler) -> Sampler:
+    """Return a sampler by name."""
+    if isinstance(name, Sampler):
+        return name
+    if name not in SAMPLERS:
+        raise unknown("sampler", name, SAMPLERS)
+    return SAMPLERS[name]
+
+
+def _times(x: Tensor, t: float) -> Tensor:
+    """(B,): time t for every image of x."""
+    return torch.full((x.shape[0],), t, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+
+
+def _no_noise(k: int) -> Tensor:
+    raise AssertionError("a deterministic sampler asked for noise")
+
+
+# ----------------------------------------------------------------------- Euler, for the VP process
+# With the score −ε̂/σ(t) (Song et al., 2021), backwards in time:
+#     dx = −½β·x dt + β·ε̂/σ dt + √β dw̄   (SDE)
+#     dx = −½β·x dt + ½β·ε̂/σ dt          (ODE)
+
+
+def euler_grid(steps: int) -> list[float]:
+    """Times 1 … 0, steps + 1 of them: {0} ∪ linspace(1e-3, 1, N), as in the paper's pixel-space results."""
+    return [*np.linspace(1.0, 1e-3, steps).tolist(), 0.0]
+
+
+class _EulerStep(NamedTuple):
+    """x ← keep·x − drift·ε̂ + noise·N(0, I), from time t."""
+
+    t: float
+    keep: float
+    drift: float
+    noise: float
+
+
+@lru_cache(maxsize=8)
+def _euler_steps(process: VPSDE, steps: int, stochastic: bool) -> list[_EulerStep]:
+    share = 1.0 if stochastic else 0.5  # of β·ε̂/σ in the drift
+    plan = []
+    for t, t_next in pairwise(euler_grid(steps)):
+        beta, dt = float(process.beta(t)), t - t_next
+        drift = share * beta * dt / float(process.sigma(t))
+        noise = (beta * dt) ** 0.5 if stochastic and t_next > 0.0 else 0.0  # the last step adds no noise
+        plan.append(_EulerStep(t, 1.0 + 0.5 * beta * dt, drift, noise))
+    return plan
+
+
+def _euler(eps_fn: EpsFn, x: Tensor, process: Process, steps: int, noise: NoiseFn, stochastic: bool) -> Tensor:
+    assert isinstance(process, VPSDE)  # checked in Sampler.check
+    for k, step in enumerate(_euler_steps(process, steps, stochastic)):
+        x = step.keep * x - step.drift * eps_fn(x, _times(x, step.t))
+        if step.noise:
+            x = x + step.noise * noise(k)
+    return x
+
+
+# ----------------------------------------------------------------- DPM-Solver-fast (Lu et al., 2022)
+# In λ = ln(α/σ), half the log-SNR, the probability-flow ODE is linear except for ε̂:
+#     x_t = (α_t/α_s)·x_s − α_t ∫ e^(−λ) ε̂ dλ   from λ_s to λ_t.
+# A step of order k uses the Taylor terms of ε̂ below k, from k evaluations inside the interval.
+
+
+def singlestep_orders(evaluations: int) -> list[int]:
+    """Orders of the steps that spend exactly `evaluations`: threes first, e.g. 50 = 16·3 + 2 (Lu et al., §3.4)."""
+    thirds, rest = divmod(evaluations, 3)
+    if rest == 0:
+        return [3] * (thirds - 1) + [2, 1]
+    return [3] * thirds + [rest]
+
+
+class _Point(NamedTuple):
+    """A time and the schedule's values there."""
+
+    lambda_: float
+    t: float
+    log_alpha: float
+    sigma: float
+
+
+@lru_cache(maxsize=4096)  # every batch visits the same points
+def _point(process: Process, lambda_: float) -> _Point:
+    t = float(process.inverse_lambda(lambda_))
+    return _Point(lambda_, t, 0.5 * float(process.log_alpha_bar(t)), float(process.sigma(t)))
+
+
+def _dpm_solver_fast(eps_fn: EpsFn, x: Tensor, process: Process, steps: int, noise: NoiseFn) -> Tensor:
+    """From t_max to t_min in steps that are uniform in λ."""
+    orders = singlestep_orders(steps)
+    ends = float(process.lambda_(process.t_max)), float(process.lambda_(process.t_min))
+    lambdas = np.linspace(*ends, len(orders) + 1).tolist()
+    for order, (start, end) in zip(orders, pairwise(lambdas), strict=True):
+        x = _singlestep(order, eps_fn, x, process, start, end)
+    return x
+
+
+def _singlestep(order: int, eps_fn: EpsFn, x: Tensor, process: Process, start: float, end: float) -> Tensor:
+    """One step of DPM-Solver-1, -2 (Algorithm 1) or -3 (Algorithm 2, r_1 = 1/3, r_2 = 2/3)."""
+    s, t, h = _point(process, start), _point(process, end), end - start
+    eps = eps_fn(x, _times(x, s.t))
+    if order == 1:
+        return _first_order(x, eps, s, t)
+    if order == 2:
+        middle = _point(process, start + 0.5 * h)
+        u = _first_order(x, eps, s, middle)
+        return _first_order(x, eps_fn(u, _times(u, middle.t)), s, t)
+    r_1, r_2 = 1.0 / 3.0, 2.0 / 3.0
+    s_1, s_2 = _point(process, start + r_1 * h), _point(process, start + r_2 * h)
+    u_1 = _first_order(x, eps, s, s_1)
+    d_1 = eps_fn(u_1, _times(u_1, s_1.t)) - eps
+    u_2 = _first_order(x, eps, s, s_2) - (s_2.sigma * r_2 / r_1 * (expm1(r_2 * h) / (r_2 * h) - 1.0)) * d_1
+    d_2 = eps_fn(u_2, _times(u_2, s_2.t)) - eps
+    return _first_order(x, eps, s, t) - (t.sigma / r_2 * (expm1(h) / h - 1.0)) * d_2
+
+
+def _first_order(x: Tensor, eps: Tensor, s: _Point, t: _Point) -> Tensor:
+    """(α_t/α_s)·x − σ_t(e^h − 1)·ε̂: exact for constant ε̂."""
+    return exp(t.log_alpha - s.log_alpha) * x - (t.sigma * expm1(t.lambda_ - s.lambda_)) * eps
+
+
+# ------------------------------------------------- DDPM, DDIM and DPM-Solver++ on a grid of 1000 steps
+# One update in the predicted image x̂ = (x − σ_s·ε̂)/α_s, from time s to the next time t, with λ = ln(α/σ) and
+# h = λ_t − λ_s:
+#     DDIM, η = 0        x ← (σ_t/σ_s)·x + α_t(1 − e^(−h))·x̂
+#     DPM-Solver++(2M)   the same with x̂ + (h/2h')·(x̂ − x̂') for x̂, where x̂' and h' are those of the step before
+#     DDPM               x ← (σ_t/σ_s)e^(−h)·x + α_t(1 − e^(−2h))·x̂ + σ_t√(1 − e^(−2h))·noise, its smaller variance
+# The N times are evenly spaced from the last ("trailing"). At the end, t = 0, x is x̂. Results equal diffusers'
+# DPMSolverMultistepScheduler of order 1 and 2 (tested) without its work at every step, and N need not divide 1000
+# (DDIMScheduler then steps by 1000 // N).
+
+GRID = 1000
+
+
+def trailing_indices(steps: int) -> list[int]:
+    """Grid indices 999 …, evenly spaced by 1000/steps."""
+    return (np.linspace(GRID, 0, steps + 1)[:-1].round().astype(int) - 1).tolist()
+
+
+class _GridStep(NamedTuple):
+    """x ← keep·x + image·x̂ + previous·x̂' + noise·N(0, I), where x̂ = (x − sigma·ε̂)/alpha."""
+
+    t: float
+    alpha: float
+    sigma: float
+    keep: float
+    image: float
+    previous: float = 0.0
+    noise: float = 0.0
+
+
+@lru_cache(maxsize=16)
+def _grid_steps(kind: str, process: Process, steps: int) -> list[_GridStep]:
+    """Coefficients of every step, in float64."""
+    times = process.grid(GRID)[trailing_indices(steps)]
+    alphas, sigmas = [*process.alpha(times).tolist(), 1.0], [*process.sigma(times).tolist(), 0.0]
+    lambdas = [*process.lambda_(times).tolist(), inf]
+    plan = []
+    for s in range(steps):
+        t, h = s + 1, lambdas[s + 1] - lambdas[s]
+        ratio = sigmas[t] / sigmas[s]
+        now = float(times[s]), alphas[s], sigmas[s]
+        if kind == "ddpm":
+            image = -alphas[t] * expm1(-2 * h)
+            plan.append(_GridStep(*now, ratio * exp(-h), image, noise=sigmas[t] * (-expm1(-2 * h)) ** 0.5))
+            continue
+        image = -alphas[t] * expm1(-h)
+        # The first step has no x̂'. The step to t = 0 is of order 1, because its h is infinite.
+        first_order = kind == "ddim" or s == 0 or t == steps
+        r = 0.0 if first_order else 0.5 * h / (lambdas[s] - lambdas[s - 1])
+        plan.append(_GridStep(*now, ratio, image * (1 + r), previous=-image * r))
+    return plan
+
+
+def _grid_sampler(eps_fn: EpsFn, x: Tensor, process: Process, steps: int, noise: NoiseFn, kind: str) -> Tensor:
+    previous = None
+    for k, step in enumerate(_grid_steps(kind, process, steps)):
+        eps = eps_fn(x, _times(x, step.t))
+        image = torch.sub(x, eps, alpha=step.sigma).div_(step.alpha)
+        x = (step.keep * x).add_(image, alpha=step.image)
+        if previous is not None and step.previous:
+            x.add_(previous, alpha=step.previous)
+        if step.noise:
+            x.add_(noise(k), alpha=step.noise)
+        previous = image
+    return x
+
+
+SAMPLERS: dict[str, Sampler] = {
+    sampler.name: sampler
+    for sampler in (
+        Sampler("euler-maruyama", partial(_euler, stochastic=True), 1000, stochastic=True, continuous_only=True),
+        Sampler("euler-ode", partial(_euler, stochastic=False), 1000, continuous_only=True),
+        Sampler("dpm-solver-fast", _dpm_solver_fast, 50),
+        Sampler("ddpm", partial(_grid_sampler, kind="ddpm"), 1000, stochastic=True, max_steps=GRID),
+        Sampler("ddim", partial(_grid_sampler, kind="ddim"), 50, max_steps=GRID),
+        Sampler("dpm-solver++", partial(_grid_sampler, kind="dpm-solver++"), 50, max_steps=GRID),
+    )
+}
