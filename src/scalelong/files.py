@@ -7,12 +7,15 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import ScaleLongError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FIGURES = (".png", ".svg", ".pdf")  # what figures are written as
 
@@ -32,6 +35,18 @@ def sha256(path: Path | str) -> str:
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
+    return digest.hexdigest()
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a state dict: names, dtypes, shapes and values, in the order of the names."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()
 
 

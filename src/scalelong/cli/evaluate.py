@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from scalelong.evaluation import Comparison, Evaluation
+    from scalelong.evaluation import Comparison, Evaluation, MetricValue
 
 
 def evaluate(
@@ -222,16 +222,12 @@ def print_evaluation(evaluation: Evaluation) -> None:
     reference = card.reference
     split = f" ({reference.split})" if reference.split else ""
     of = f"{reference.n:,} images" if reference.n is not None else "an unknown number of images"
-    rows = [(card.metric, _figure(evaluation.frechet, evaluation.frechet_interval))]
-    if evaluation.kid is not None:
-        spread = f" ± {evaluation.kid_spread:.2g} over {card.kid_subsets} subsets of {card.kid_subset_size}"
-        kid = _figure(evaluation.kid, evaluation.kid_interval)
-        rows.append(("KID", kid + (spread if evaluation.kid_spread is not None else "")))
+    rows = [(_label(name, evaluation), _figure(value)) for name, value in evaluation.values.items()]
     rows += [
         ("N", f"{card.n:,}"),
         ("images", f"{card.images}, {'×'.join(map(str, card.image))} [{card.content[:12]}]"),
         ("reference", f"{reference.name}{split}, {of} [{reference.content[:20]}]"),
-        ("extractor", f"{card.extractor}, {card.width} features of rank {card.rank}, weights {card.weights[:12]}"),
+        ("extractor", f"{card.extractor}, {card.width} features, weights {card.weights[:12]}"),
         ("resize", card.resize),
     ]
     known = {
@@ -255,12 +251,22 @@ def print_evaluation(evaluation: Evaluation) -> None:
         console.print(f"• {note}", highlight=False, markup=False)
 
 
-def _figure(value: float, interval: Any) -> str:
-    digits = ".4f" if abs(value) >= 0.1 else ".3g"
-    if interval is None:
-        return f"{value:{digits}}"
-    low_high = f"{interval.low:{digits}} … {interval.high:{digits}}"
-    return f"{value:{digits}} ({interval.level:.0%} interval {low_high})"
+def _label(name: str, evaluation: Evaluation) -> str:
+    from scalelong.evaluation import METRICS
+
+    return METRICS[name].label.format(extractor=evaluation.card.extractor) if name in METRICS else name
+
+
+def _figure(metric: MetricValue) -> str:
+    digits = ".4f" if abs(metric.value) >= 0.1 else ".3g"
+    text = f"{metric.value:{digits}}"
+    if metric.interval is not None:
+        low_high = f"{metric.interval.low:{digits}} … {metric.interval.high:{digits}}"
+        text += f" ({metric.interval.level:.0%} interval {low_high})"
+    details = metric.details
+    if "spread" in details:
+        text += f" ± {details['spread']:.2g} over {details['subsets']} subsets of {details['subset_size']}"
+    return text
 
 
 def _print_comparison(comparison: Comparison, evaluations: dict[str, Evaluation]) -> None:
@@ -275,10 +281,10 @@ def _print_comparison(comparison: Comparison, evaluations: dict[str, Evaluation]
         table.add_column(column, overflow="fold")
     for place, name in enumerate(comparison.ranking, start=1):
         found = evaluations[name]
-        interval = found.frechet_interval
+        value, interval = found.values[comparison.metric].value, found.values[comparison.metric].interval
         between = f"{interval.low:.4f} … {interval.high:.4f}" if interval else ""
         kid = "" if found.kid is None else f"{found.kid:.3g}"
-        table.add_row(str(place), escape(name), f"{found.frechet:.4f}", between, kid)
+        table.add_row(str(place), escape(name), f"{value:.4f}", between, kid)
     console.print(table)
     for better, worse in comparison.overlapping:
         console.print(f"• the intervals of {better} and {worse} overlap: their order may be chance", markup=False)

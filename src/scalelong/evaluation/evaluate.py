@@ -1,82 +1,88 @@
-"""Images against a reference: FID and KID with their intervals, and the card that makes them comparable."""
+"""Images against a reference: metrics by name with intervals, and the card that makes them comparable."""
 
 from __future__ import annotations
 
 import json
-import math
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from scalelong.errors import EvaluationWarning, ScaleLongError, suggestion
-from scalelong.evaluation.card import FORMAT, Card, Generation
+from scalelong.errors import EvaluationError, EvaluationWarning, InvalidValueError, suggestion
+from scalelong.evaluation.card import Card, Generation, check_types, now, versions
 from scalelong.evaluation.extractors import FeatureExtractor, build_extractor
-from scalelong.evaluation.features import BATCH, Extracted, extract
-from scalelong.evaluation.fields import check_fields, said
-from scalelong.evaluation.frechet import FrechetDistance, frechet_distance
-from scalelong.evaluation.images import image_stream, place
-from scalelong.evaluation.interval import Interval, bootstrap
-from scalelong.evaluation.kernel import kernel_distance
-from scalelong.evaluation.reference import Reference, dataset_reference, images_reference, read_reference
-from scalelong.evaluation.versions import now, versions
+from scalelong.evaluation.images import rank_and_world
+from scalelong.evaluation.metrics import METRICS, MetricValue, select_metrics
+from scalelong.evaluation.reference import BATCH, Reference, dataset_reference, images_reference, read_reference
 from scalelong.files import write_text
 
+FORMAT = 1  # of evaluation.json
 Extractor = str | nn.Module | FeatureExtractor
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures and their card."""
+    """Metrics by name, such as `evaluation.values["fid"].value`, and their card."""
 
-    frechet: float  # the Fréchet distance, which is FID where the extractor is FID's
-    frechet_interval: Interval | None
-    kid: float | None
-    kid_spread: float | None
-    kid_interval: Interval | None
+    values: dict[str, MetricValue]
     card: Card
 
     @property
     def fid(self) -> float | None:
-        """FID, or None where another network than FID's Inception gave the features."""
-        return self.frechet if self.card.metric == "FID" else None
+        """FID, or None if the features are not those of FID's Inception."""
+        return self._value("fid")
+
+    @property
+    def kid(self) -> float | None:
+        return self._value("kid")
+
+    @property
+    def frechet(self) -> float | None:
+        """The Fréchet distance: FID, or the distance of another extractor."""
+        return self._value("fid") if "fid" in self.values else self._value("frechet")
+
+    def _value(self, name: str) -> float | None:
+        return self.values[name].value if name in self.values else None
 
     def to_dict(self) -> dict[str, Any]:
-        """What evaluation.json holds."""
+        """Return the content of evaluation.json: `metrics` and `card`, and the most used values at the top level."""
+        metrics = {name: value.to_dict() for name, value in self.values.items()}
+        frechet, kid = metrics.get("fid") or metrics.get("frechet") or {}, metrics.get("kid", {})
         return {
             "format": FORMAT,
             "fid": self.fid,
             "frechet": self.frechet,
-            "frechet_interval": None if self.frechet_interval is None else self.frechet_interval.to_dict(),
+            "frechet_interval": frechet.get("interval"),
             "kid": self.kid,
-            "kid_spread": self.kid_spread,
-            "kid_interval": None if self.kid_interval is None else self.kid_interval.to_dict(),
+            "kid_spread": kid.get("details", {}).get("spread"),
+            "kid_interval": kid.get("interval"),
+            "metrics": metrics,
             "card": self.card.to_dict(),
         }
 
     @classmethod
-    def from_dict(cls, facts: dict[str, Any]) -> Evaluation:
-        """What `to_dict` gave."""
-        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-            raise ScaleLongError(f"this is not an evaluation in format {FORMAT}")
+    def from_dict(cls, data: dict[str, Any]) -> Evaluation:
+        """Read the content of an evaluation.json, also of versions without `metrics`."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise EvaluationError(f"expected an evaluation in format {FORMAT}")
         try:
-            intervals = {
-                name: None if facts[name] is None else Interval(**facts[name])
-                for name in ("frechet_interval", "kid_interval")
-            }
-            card = Card.from_dict(facts["card"])
-            found = cls(facts["frechet"], kid=facts["kid"], kid_spread=facts["kid_spread"], card=card, **intervals)
+            card = Card.from_dict(data["card"])
+            metrics = data["metrics"] if "metrics" in data else _old_metrics(data)
+            values = {name: MetricValue.from_dict(value) for name, value in metrics.items()}
         except (KeyError, TypeError, AttributeError) as error:
-            raise ScaleLongError(f"this evaluation cannot be read: {said(error)}") from None
-        for part in (found, card, card.reference, card.generation, found.frechet_interval, found.kid_interval):
-            if part is not None:
-                check_fields(part)
-        return found
+            raise EvaluationError(f"missing or unexpected field: {error}") from None
+        if not values:
+            raise EvaluationError("expected at least one metric, got none")
+        intervals = [value.interval for value in values.values() if value.interval is not None]
+        for record in (*values.values(), *intervals, card, card.reference, card.generation):
+            check_types(record)
+        return cls(values, card)
 
     def save(self, path: Path | str) -> None:
-        """Write evaluation.json, whole or not at all."""
+        """Write evaluation.json atomically."""
         write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
@@ -85,9 +91,9 @@ class Evaluation:
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except FileNotFoundError:
-            raise ScaleLongError(f"{path} is not there; scalelong evaluate RUN writes it") from None
+            raise EvaluationError(f"{path} does not exist; `scalelong evaluate RUN` writes it") from None
         except (OSError, ValueError, RecursionError) as error:
-            raise ScaleLongError(f"{path} cannot be read as an evaluation: {error}") from None
+            raise EvaluationError(f"cannot read {path} as an evaluation: {error}") from None
 
 
 def evaluate_images(
@@ -95,71 +101,74 @@ def evaluate_images(
     reference: Any,
     extractor: Extractor = "inception",
     *,
+    metrics: Collection[str] | None = None,
     n: int | None = None,
     batch_size: int = BATCH,
     name: str | None = None,
     generation: Generation | None = None,
-    kid: bool = True,
     interval: bool = True,
     seed: int = 0,
 ) -> Evaluation:
-    """FID (or another extractor's Fréchet distance) and KID of images against a reference.
+    """Compute metrics of images against a reference, in one pass over the images.
 
-    `images`: a folder, an array uint8 (n, h, w, c), an `ImageData`, an iterable of uint8 batches (b, h, w, c), or
-    what has statistics already: a `Reference`, or a dataset's name such as `cifar10:test`. `reference`: whatever
-    `as_reference` takes. `n`: how many images, by default all there are. In several processes, an iterable gives
-    each process its own share; all else is shared out here. Every process gets the result.
+    Args:
+        images: a folder, an array uint8 (n, h, w, c), an `ImageData`, an iterable of uint8 batches (b, h, w, c), a
+            `Reference`, or a dataset such as `cifar10:test`. With several processes, an iterable holds the share of
+            its process; everything else is shared out here, and every process gets the result.
+        reference: see `as_reference`.
+        extractor: `inception` (FID), `pixels`, a network or a `FeatureExtractor`.
+        metrics: names from `METRICS`; default: all that the extractor and the reference allow.
+        n: number of images; default: all.
+        interval: also compute 95 % intervals.
+
+    Example::
+
+        result = evaluate_images("samples/", "cifar10:train", n=10_000)
+        result.values["fid"].value, result.values["fid"].interval
     """
     network = build_extractor(extractor)
     target = as_reference(reference, network, batch_size=batch_size)
-    _check_reference(target, network)
-    measured, extracted = _measured(images, network, n, batch_size, name, seed)
-    frechet = frechet_distance(extracted.features.moments, target.features.moments)
-    features, others = extracted.features.kept, target.features.kept
-    kernel = kernel_distance(features, others) if kid and features is not None and others is not None else None
-    around = around_kid = None
-    if interval and features is not None:
-        count = _count(extracted)
-        around = bootstrap(frechet.value, frechet.influence(features), count, seed=seed)
-        around_kid = None if kernel is None else bootstrap(kernel.value, kernel.influence, len(features), seed=seed)
-    notes = _notes(extracted, target, network, frechet, kid and kernel is None)
+    _check_made_by(target, network)
+    measured = _measure(images, network, n, batch_size, name, seed)
+    card = measured.card
+    if card.n is None or card.image is None:
+        raise EvaluationError(f"{card.name} does not record its number of images; use it as a reference only")
+    names = select_metrics(metrics, network, measured.features, target.features)
+    values = {name: METRICS[name].compute(measured.features, target.features, interval, seed) for name in names}
+    rank, world = rank_and_world()
+    warned = [note for value in values.values() for note in value.warnings]
+    for note in warned if rank == 0 else ():
+        warnings.warn(note, EvaluationWarning, stacklevel=2)
+    notes = [note for value in values.values() for note in value.notes]
     return Evaluation(
-        frechet=frechet.value,
-        frechet_interval=around,
-        kid=None if kernel is None else kernel.value,
-        kid_spread=None if kernel is None or math.isnan(kernel.spread) else kernel.spread,
-        kid_interval=around_kid,
-        card=Card(
-            metric="FID" if network.is_fid else f"Fréchet distance of {network.name} (not FID)",
-            n=_count(extracted),
-            images=measured,
-            content=extracted.content,
-            image=extracted.shape,
+        values,
+        Card(
+            metric=METRICS[names[0]].label.format(extractor=network.name),
+            n=card.n,
+            images=name or card.title,
+            content=card.content,
+            image=card.image,
             reference=target.card,
             extractor=network.name,
             weights=network.weights,
-            width=extracted.features.moments.width,
-            rank=frechet.rank,
+            width=measured.features.moments.width,
             resize=network.resize,
-            kid_n=None if kernel is None or features is None else len(features),
-            kid_subsets=None if kernel is None else kernel.subsets,
-            kid_subset_size=None if kernel is None else kernel.subset_size,
             generation=generation or Generation(),
-            processes=place()[1],
-            seconds=round(extracted.seconds, 1),
+            processes=world,
+            seconds=card.seconds,
             created=now(),
             versions=versions(),
-            notes=notes,
+            notes=(*notes, *warned, *_notes(measured, target, network)),
         ),
     )
 
 
 def as_reference(reference: Any, extractor: FeatureExtractor, batch_size: int = BATCH) -> Reference:
-    """A reference from what names one.
+    """Return the statistics of whatever names a reference.
 
-    A dataset's name, with its split and a number of images if not all of its training set (`cifar10`,
-    `cifar10:test`, `cifar10:train:10000`), a folder of images, a file of statistics (.safetensors, or pytorch-fid's
-    .npz), an `ImageData`, an array or an iterable of batches.
+    A dataset, optionally with its split (default: train) and a number of images (`cifar10`, `cifar10:test`,
+    `cifar10:train:10000`), a folder of images, a file of statistics (.safetensors, or pytorch-fid's .npz), an
+    `ImageData`, an array or an iterable of batches.
     """
     if isinstance(reference, Reference):
         return reference
@@ -176,15 +185,15 @@ def as_reference(reference: Any, extractor: FeatureExtractor, batch_size: int = 
         from scalelong.data import CATALOG
 
         close = suggestion(str(reference).partition(":")[0], CATALOG)
-        raise ScaleLongError(
-            f"the reference {str(reference)!r} is neither a folder, a file of statistics nor a dataset{close} "
-            f"(datasets: {', '.join(CATALOG)})"
+        raise InvalidValueError(
+            f"reference must be a folder, a file of statistics or a dataset ({', '.join(CATALOG)}), "
+            f"got {str(reference)!r}{close}"
         )
     return images_reference(path, extractor, batch_size=batch_size)
 
 
 def dataset_name(text: Any) -> tuple[str, str, int | None] | None:
-    """(name, split, number of images) where `text` names a known dataset."""
+    """Parse NAME[:SPLIT[:N]] where NAME is a known dataset; None for anything else."""
     from scalelong.data import CATALOG
 
     if not isinstance(text, (str, Path)):
@@ -193,78 +202,63 @@ def dataset_name(text: Any) -> tuple[str, str, int | None] | None:
     if name not in CATALOG:
         return None
     if any(more) or (n and not n.isdecimal()):
-        raise ScaleLongError(f"{str(text)!r} is not a dataset with its split and number of images: NAME[:SPLIT[:N]]")
+        raise InvalidValueError(f"a dataset must have the form NAME[:SPLIT[:N]], got {str(text)!r}")
     return name, split or "train", int(n) if n else None
 
 
-def _measured(
+def _measure(
     images: Any, extractor: FeatureExtractor, n: int | None, batch_size: int, name: str | None, seed: int
-) -> tuple[str, Extracted]:
-    """The statistics of the images, and what to call them."""
+) -> Reference:
+    """Return the statistics of the evaluated images."""
     named = dataset_name(images)
     if named is not None:
         images = dataset_reference(named[0], named[1], extractor, named[2] if n is None else n, batch_size)
     if not isinstance(images, Reference):
-        stream = image_stream(images, name)
-        return stream.name, extract(stream, extractor, n, batch_size, seed=seed)
-    _check_reference(images, extractor)
-    card = images.card
-    if card.n is None or card.image is None:
-        raise ScaleLongError(f"{card.name} does not tell how many images it is of; only a reference may be so")
-    if n is not None and n != card.n:
-        raise ScaleLongError(f"{n:,} images were asked for and the statistics of {card.name} are of {card.n:,}")
-    shown = name or card.name + (f" ({card.split})" if card.split else "")
-    return shown, Extracted(images.features, card.content, card.image, card.seconds)
+        return images_reference(images, extractor, n, batch_size, name, seed)
+    _check_made_by(images, extractor)
+    if n is not None and images.card.n is not None and n != images.card.n:
+        raise EvaluationError(
+            f"expected {n:,} images, but the statistics of {images.card.name} are of {images.card.n:,}"
+        )
+    return images
 
 
-def _check_reference(reference: Reference, extractor: FeatureExtractor) -> None:
+def _check_made_by(reference: Reference, extractor: FeatureExtractor) -> None:
+    """Raise if other features were used. Moments of unknown origin pass; a note says so."""
     card = reference.card
-    if card.weights is None:
-        return  # moments of unknown making: the widths are compared later, and a note says so
-    for what, theirs, ours in (
-        ("extractor", card.extractor, extractor.name),
-        ("weights", card.weights, extractor.weights),
-        ("resize", card.resize, extractor.resize),
-    ):
-        if theirs != ours:
-            raise ScaleLongError(f"the statistics of {card.name} were made with {what} {theirs}, not {ours}")
+    for field in ("extractor", "weights", "resize") if card.weights is not None else ():
+        stored, expected = getattr(card, field), getattr(extractor, "name" if field == "extractor" else field)
+        if stored != expected:
+            raise EvaluationError(f"the statistics of {card.name} have {field} {stored}, expected {expected}")
 
 
-def _notes(
-    extracted: Extracted, reference: Reference, extractor: FeatureExtractor, frechet: FrechetDistance, no_kid: bool
-) -> tuple[str, ...]:
-    """What a reader of the figure must know; what spoils it is also a warning."""
-    n, width = _count(extracted), extracted.features.moments.width
-    notes = [f"the distance is biased upwards for finite N: compare it with figures at N = {n:,} alone"]
-    sides = (("images", n, frechet.rank), ("images of the reference", reference.card.n, frechet.rank_reference))
-    short = [
-        f"{count:,} {what} are too few for {width:,} features: their covariance has rank {rank:,}, "
-        "and the distance says more about N than about the images"
-        for what, count, rank in sides
-        if count is not None and count <= width
-    ]
-    if place()[0] == 0:
-        for note in short:
-            warnings.warn(note, EvaluationWarning, stacklevel=3)
-    notes += short
-    if reference.card.weights is None:
-        notes.append(f"{reference.card.name} does not tell which network and how many images made it")
-    if no_kid:
-        notes.append("no KID: the reference has no features, only moments")
-    if extracted.content == reference.card.content:
+def _notes(measured: Reference, reference: Reference, extractor: FeatureExtractor) -> list[str]:
+    """Return what a reader of the values must know, whichever the metrics are."""
+    card, target = measured.card, reference.card
+    notes = []
+    if target.weights is None:
+        notes.append(f"{target.name} does not record which network and how many images it was computed with")
+    if reference.features.kept is None:
+        notes.append("the reference has moments only, so metrics that need its features (KID) are missing")
+    if card.content == target.content:
         notes.append("the images are the reference itself")
-    if reference.card.image is not None and reference.card.image != extracted.shape:
-        notes.append(f"the images are {_sides(extracted.shape)} and the reference's are {_sides(reference.card.image)}")
+    if target.image is not None and card.image is not None and target.image != card.image:
+        sizes = ("×".join(map(str, shape)) for shape in (card.image, target.image))
+        notes.append("the images are {} and those of the reference are {}".format(*sizes))
     if not extractor.is_fid:
-        notes.append(f"features of {extractor.name}: this is not FID and compares with no FID")
-    return tuple(notes)
+        notes.append(f"these are features of {extractor.name}: the values are not FID and not comparable with FID")
+    return notes
 
 
-def _count(extracted: Extracted) -> int:
-    n = extracted.features.n
-    assert n is not None
-    return n
-
-
-def _sides(shape: tuple[int, ...]) -> str:
-    return "×".join(str(length) for length in shape)
+def _old_metrics(data: dict[str, Any]) -> dict[str, Any]:
+    """Build `metrics` from an evaluation.json that has top-level values only."""
+    card = data["card"]
+    name = "fid" if card["metric"] == "FID" else "frechet"
+    ranks = {"rank": card["rank"]} if "rank" in card else {}
+    metrics = {name: {"value": data["frechet"], "interval": data["frechet_interval"], "details": ranks}}
+    if data["kid"] is not None:
+        details = {key: card[f"kid_{key}"] for key in ("n", "subsets", "subset_size") if f"kid_{key}" in card}
+        if data["kid_spread"] is not None:
+            details["spread"] = data["kid_spread"]
+        metrics["kid"] = {"value": data["kid"], "interval": data["kid_interval"], "details": details}
+    return metrics

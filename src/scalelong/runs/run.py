@@ -181,7 +181,7 @@ class Run:
 
         save_as: an origin of `EVALUATIONS` to store the result under, for example "evaluate".
         """
-        from scalelong.evaluation.images import place
+        from scalelong.evaluation.images import rank_and_world
         from scalelong.runs.evaluate import evaluate_network
 
         result = evaluate_network(
@@ -194,7 +194,7 @@ class Run:
             extractor,
             self.name,
         )
-        if save_as is not None and place()[0] == 0:
+        if save_as is not None and rank_and_world()[0] == 0:
             result.save(self.folder / EVALUATIONS[save_as].replace("*", f"{self.step:08d}"))
             self.__dict__.pop("evaluations", None)
         return result
