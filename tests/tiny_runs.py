@@ -22,7 +22,7 @@ TINY = {
 
 def tiny_config(name="digits", scaling=None, **settings):
     config = override(preset(name), tiny_settings(**settings))
-    return config if scaling is None else dataclasses.replace(config, scaling=scaling.to_dict())
+    return config if scaling is None else dataclasses.replace(config, scaling=scaling)
 
 
 def tiny_settings(**settings):

@@ -88,7 +88,8 @@ def measure(folder: Path, per_class: int, guidance: float, steps: int) -> dict[s
 
     return {
         "preset": run.config.preset, "step": run.step, "batch_size": run.config.train.batch_size,
-        "scaling": run.config.scaling, "n": len(asked), "classes": len(wanted), "sampler": f"dpm-solver-fast, {steps}",
+        "scaling": run.config.scaling.to_dict(), "n": len(asked),
+        "classes": len(wanted), "sampler": f"dpm-solver-fast, {steps}",
         "real held-out images": hits(np.asarray(held_out.images)[places]),
         f"samples, guidance {guidance:g}": hits(samples(guidance)),
         "samples, guidance 1": hits(samples(1.0)),

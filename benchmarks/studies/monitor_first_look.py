@@ -21,9 +21,8 @@ import torch
 
 from scalelong.monitor.log import read_stability
 from scalelong.runs.logs import read_lines
-from scalelong.scaling import parse_scaling
-from scalelong.training.choose import choose
 from scalelong.training.loop import train
+from scalelong.training.presets import choose
 
 WINDOW, FIRST = 50, 200
 POINTS = {"middle": ("backbone", -1), "outermost join": ("backbone", 0), "output": ("blocks", -1)}
@@ -44,7 +43,7 @@ SCALINGS = (("none", None), ("cs", 0.8))
 def run(variant: str, scaling: str, kappa: float | None, seed: int, steps: int, runs: Path) -> dict[str, Any]:
     settings = [*COMMON, *VARIANTS[variant]]
     config = choose("digits", scaling=scaling, kappa=kappa, seed=seed, steps=steps, settings=settings)
-    label = parse_scaling(config.scaling).label
+    label = config.scaling.label
     folder = runs / f"{variant}-{label}-seed{seed}"
     if not train(config, folder, quiet=True).finished:
         raise SystemExit(f"{folder} was interrupted; the same command goes on")

@@ -12,8 +12,7 @@ from scalelong.errors import ScaleLongError
 from scalelong.paper.cost import cost_of, describe_cost, minutes_on_two_cores
 from scalelong.paper.registry import ITEMS, find_item
 from scalelong.paper.study import Arm
-from scalelong.training.choose import choose
-from scalelong.training.presets import PRESETS
+from scalelong.training.presets import PRESETS, choose
 
 NAMES = [f"figure-{n}" for n in (1, 3, 5, 6, 7, 11, 12, 13)] + [f"table-{n}" for n in (1, 2, 3, 4)]
 EACH = [(name, size) for name in NAMES for size in ("cpu", "paper")]
@@ -72,7 +71,7 @@ def test_variants_of_a_study_share_everything_but_their_scaling():
 
     for item in ITEMS.values():
         for study in (*item.cpu, *item.paper):
-            configs = {str(replace(v.config, scaling={}, kappa=0.7)) for v in study.variants()}
+            configs = {str(replace(v.config, scaling=None, kappa=0.7)) for v in study.variants()}
             assert len(configs) == 1, study.name
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from scalelong.data.grid import save_grid
-from scalelong.training.choose import choose
+from scalelong.training.presets import choose
 
 
 def make_run(

@@ -46,9 +46,7 @@ def presets(
     from scalelong.training.presets import PRESETS, preset, sizes
 
     if name is not None:
-        from scalelong.runs.config import to_json
-
-        typer.echo(to_json(preset(name)))
+        typer.echo(preset(name).to_json())
         return
     known = sizes()
     rows: list[dict[str, Any]] = [

@@ -36,7 +36,7 @@ def train(
       accelerate launch -m scalelong train cifar10-uvit-s --scaling ls
     """
     from scalelong.errors import InvalidValueError
-    from scalelong.training.choose import choose, default_out
+    from scalelong.training.presets import choose, default_out
 
     if kappa is not None and scaling not in (None, "cs", "cs-reverse", "uniform"):
         raise InvalidValueError(f"--kappa {kappa:g} needs --scaling cs, cs-reverse or uniform, got {scaling!r}")
@@ -46,9 +46,7 @@ def train(
     )  # fmt: skip
     folder = out or default_out(config)
     if dry_run:
-        from scalelong.runs.config import to_json
-
-        typer.echo(to_json(config))
+        typer.echo(config.to_json())
         typer.echo(f"run folder: {folder}", err=True)
         return
 

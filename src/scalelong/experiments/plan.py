@@ -10,8 +10,7 @@ from pathlib import Path
 from scalelong.errors import ScaleLongError
 from scalelong.experiments.distance import DistanceSpec
 from scalelong.runs.config import Config, differences
-from scalelong.scaling import parse_scaling
-from scalelong.training.choose import choose
+from scalelong.training.presets import choose
 
 SCALINGS = "none,uniform,cs,ls"
 MOST_SEEDS = 1000
@@ -62,7 +61,7 @@ def scaling_variants(
         if colon and name not in ("uniform", "cs", "cs-reverse"):
             raise ScaleLongError(f"scaling {word!r}: a κ goes with uniform, cs and cs-reverse, not with {name!r}")
         config = choose(preset, scaling=name, kappa=own, steps=steps, settings=list(settings))
-        variants.append(Variant(parse_scaling(config.scaling).label, config))
+        variants.append(Variant(config.scaling.label, config))
     return checked(variants)
 
 

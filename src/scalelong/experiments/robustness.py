@@ -110,7 +110,7 @@ def measure_run(
     if extractor is not None and samples:
         distances, metric = _distances(trained, chosen, samples, extractor, seed)
     return Robustness(
-        run=trained.name, step=trained.step, scaling=trained.config.scaling, images=len(batch.x_0), seed=seed,
+        run=trained.name, step=trained.step, scaling=trained.config.scaling.to_dict(), images=len(batch.x_0), seed=seed,
         edges=edges, sensitivity=tuple(sensitivity), lipschitz=lipschitz, points=points, distances=distances,
         metric=metric, samples=samples if distances else 0,
         notes=(f"images of the {split} split", *dict.fromkeys(one.note for one in lipschitz if one.note)),

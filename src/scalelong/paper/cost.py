@@ -32,7 +32,7 @@ class Cost:
 
 def cost_of(study: Study, size: str, seeds: Sequence[int] | None = None, steps: int | None = None) -> Cost:
     """Count it. FLOP are those of the unscaled network: scaling adds less than a thousandth."""
-    from scalelong.training.sizes import size_of
+    from scalelong.training.presets import size_of
 
     steps = study.steps if steps is None else steps
     facts = size_of(study.config(Arm("none"), steps))

@@ -48,7 +48,7 @@ class Study:
     seconds: float | None = None  # processor seconds a run, where measured on a CPU
 
     def config(self, arm: Arm, steps: int | None = None) -> Config:
-        from scalelong.training.choose import choose
+        from scalelong.training.presets import choose
 
         return choose(
             self.preset,
@@ -61,10 +61,9 @@ class Study:
     def variants(self, steps: int | None = None) -> tuple[Variant, ...]:
         """A variant for each arm, by the name that its scaling has everywhere: none, uniform, cs-0.7, …"""
         from scalelong.experiments.plan import Variant, checked
-        from scalelong.scaling import parse_scaling
 
         configs = [self.config(arm, steps) for arm in self.arms]
-        return checked([Variant(parse_scaling(config.scaling).label, config) for config in configs])
+        return checked([Variant(config.scaling.label, config) for config in configs])
 
     def spec(self) -> DistanceSpec | None:
         from scalelong.experiments.distance import DistanceSpec

@@ -1,6 +1,6 @@
-"""What a run is: nested frozen dataclasses, set by dotted keys, compared on resume, stored as JSON.
+"""The config of a run: nested frozen dataclasses, set by dotted keys, stored as JSON and compared on resume.
 
-Nothing here imports torch, so that presets can be listed and checked at once.
+This module does not import torch, so that presets can be listed and checked quickly.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from scalelong.errors import RunError, ScaleLongError, unknown
+from scalelong.errors import InvalidValueError, RunError, invalid, unknown
 from scalelong.models.registry import Shapes, get_model
+from scalelong.scaling import NoScaling, Scaling, parse_scaling
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where images come from. `classes` and `text` say what of them the network is told."""
+    """The training images. `classes` and `text` select what the network is conditioned on."""
 
-    name: str = "digits"
+    name: str = "digits"  # a dataset's name or a path
     split: str = "train"
     validation: str = "validation"
     image_size: int | None = None
@@ -30,14 +31,14 @@ class DataConfig:
     classes: bool = False
     text: str | None = None  # a text encoder: "minilm", a path, or a name on the hub
     text_tokens: int | None = None
-    vae: str | None = None  # an autoencoder: train on its latents
+    vae: str | None = None  # an autoencoder; the network then trains on its latents
     latent_scale: float | None = None
     skip_bad: bool = False
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network: a U-ViT by its sizes, or a U-Net by its name in `scalelong.models.unet`."""
+    """The network. `kind` is a key of `scalelong.models.registry.MODELS`."""
 
     kind: str = "uvit"
     patch_size: int = 2
@@ -49,15 +50,15 @@ class ModelConfig:
     mlp_time_embed: bool = False
     conv: bool = True
     init_std: float = 0.02
-    unet: str | None = None
-    channels: tuple[int, ...] | None = None  # of a U-Net, one number a level
-    layers: int | None = None  # blocks a level of a U-Net
-    options: dict[str, Any] = field(default_factory=dict)  # JSON-ready settings of a network of your own
+    unet: str | None = None  # a name in scalelong.models.unet
+    channels: tuple[int, ...] | None = None  # of a U-Net, one per level
+    layers: int | None = None  # of a U-Net, blocks per level
+    options: dict[str, Any] = field(default_factory=dict)  # settings of your own network, JSON values only
 
 
 @dataclass(frozen=True)
 class DiffusionConfig:
-    """The noise process, and how often a condition is dropped for classifier-free guidance."""
+    """The noise process, and how often conditions are dropped for classifier-free guidance."""
 
     process: str = "vp"
     drop: float = 0.0
@@ -65,7 +66,7 @@ class DiffusionConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Optimisation. `batch_size` is the whole batch of a step, over all processes and accumulation."""
+    """Optimization. `batch_size` is the total batch of a step, over all processes and accumulation parts."""
 
     steps: int = 1000
     batch_size: int = 64
@@ -84,7 +85,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EmaConfig:
-    """`warmup` averages over fewer steps at first, so that a short run's average is of trained weights."""
+    """`warmup` shortens the average at first, so that a short run does not average untrained weights."""
 
     decay: float = 0.9999
     warmup: bool = False
@@ -98,7 +99,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class ValidateConfig:
-    """Validation loss on held-out images with fixed noise and times; 0 switches it off (but for the end)."""
+    """Validation loss on held-out images with fixed noise and times. `every=0` validates only at the end."""
 
     every: int = 0
     n: int = 512
@@ -106,7 +107,7 @@ class ValidateConfig:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Sample grids on the way and at the end; `every` 0 leaves only the end, `n` 0 none at all."""
+    """Sample grids. `every=0` samples only at the end, `n=0` never."""
 
     every: int = 0
     n: int = 64
@@ -117,7 +118,7 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Fréchet distance of EMA samples on the way, as the paper's FID-10k curves; 0 switches it off."""
+    """Fréchet distance of EMA samples during training, as in the paper's FID-10k curves. `every=0` disables it."""
 
     every: int = 0
     n: int = 10000
@@ -126,20 +127,20 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """The stability monitor: every how many steps it looks (0 switches it off), and how many images its probe has."""
+    """The stability monitor: a snapshot every `every` steps (0 disables it), `samples` images in its probe batch."""
 
     every: int = 10
-    samples: int | None = None  # None: an eighth of the batch, from 4 to 8
+    samples: int | None = None  # None: an eighth of the batch, between 4 and 8
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that a run is made of."""
+    """All settings of a run. `scaling` also accepts a name or a dict; it is stored as a spec."""
 
     preset: str = "digits"
     seed: int = 0
-    scaling: dict[str, Any] = field(default_factory=lambda: {"kind": "none"})
-    kappa: float = 0.7  # the base of CS where `--scaling cs` names none
+    scaling: Scaling = field(default_factory=NoScaling)
+    kappa: float = 0.7  # the default of `--scaling cs` without `--kappa`
     tracker: str | None = None
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -153,10 +154,14 @@ class Config:
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "scaling", parse_scaling(self.scaling))
         _check(self)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "scaling": self.scaling.to_dict()}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Config:
@@ -189,19 +194,19 @@ class Facts:
             raise RunError(f"the run's config.json has no valid shapes and class_names: {error}") from error
 
 
-# What may differ when a run goes on: its length, what is written and looked at, never what is learned.
+# What a resumed run may change: its length, and what it writes. Never what it learns.
 FREE = ("train.steps", "train.log_every", "tracker", "checkpoint", "validate", "sample", "evaluate", "monitor")
 
 
-def differences(stored: Config, asked: Config) -> list[str]:
-    """`key: stored → asked` for every setting that a resumed run may not change."""
-    before, after = flatten(stored.to_dict()), flatten(asked.to_dict())
+def differences(stored: Config, new: Config) -> list[str]:
+    """Return `key: stored → new` for every setting that a resumed run must not change."""
+    before, after = flatten(stored.to_dict()), flatten(new.to_dict())
     keys = [k for k in {**before, **after} if not any(k == free or k.startswith(free + ".") for free in FREE)]
     return [f"{k}: {before.get(k)!r} → {after.get(k)!r}" for k in sorted(keys) if before.get(k) != after.get(k)]
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots; lists as tuples, so that JSON and Python compare."""
+    """Join nested keys by dots. Lists become tuples, so that JSON and Python values compare equal."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
@@ -212,10 +217,21 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def override(config: Config, settings: dict[str, Any]) -> Config:
-    """The config with dotted keys set: `override(config, {"train.lr": "1e-3"})`. Text is read as the key's type."""
+    """Return the config with dotted keys replaced: `override(config, {"train.lr": "1e-3", "scaling": "ls"})`.
+
+    Text is converted to the type of its key. `model.options.NAME` sets one option of your own network.
+    """
+    values, known = config.to_dict(), known_keys()
     for key, value in settings.items():
-        config = _set(config, key.split("."), value, key)
-    return config
+        if key.startswith("model.options."):
+            options = convert(values["model"]["options"], dict[str, Any], "model.options")
+            values["model"]["options"] = {**options, key.removeprefix("model.options."): _json_or_text(value)}
+        elif key in known or key == "scaling":
+            section, _, name = key.rpartition(".")
+            (values[section] if section else values)[name] = value
+        else:
+            raise unknown("setting", key, known)
+    return Config.from_dict(values)
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
@@ -224,13 +240,13 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise ScaleLongError(f"--set takes dotted.key=value, not {pair!r}")
+            raise invalid("--set", "dotted.key=value", pair)
         settings[key.strip()] = value.strip()
     return settings
 
 
 def known_keys() -> list[str]:
-    """Every dotted key that can be set."""
+    """Return every dotted key that `override` and `--set` accept."""
     keys = []
     for f in dataclasses.fields(Config):
         section = _SECTIONS.get(f.name)
@@ -239,159 +255,129 @@ def known_keys() -> list[str]:
 
 
 _SECTIONS: dict[str, type] = {
-    "data": DataConfig,
-    "model": ModelConfig,
-    "diffusion": DiffusionConfig,
-    "train": TrainConfig,
-    "ema": EmaConfig,
-    "checkpoint": CheckpointConfig,
-    "validate": ValidateConfig,
-    "sample": SampleConfig,
-    "evaluate": EvaluateConfig,
-    "monitor": MonitorConfig,
+    name: kind
+    for name, kind in typing.get_type_hints(Config).items()
+    if name != "scaling" and dataclasses.is_dataclass(kind)
 }
-
-
-def _set(target: Any, path: list[str], value: Any, whole: str) -> Any:
-    name = path[0]
-    fields = {f.name for f in dataclasses.fields(target)}
-    if name not in fields or (len(path) > 1) != (name in _SECTIONS and isinstance(target, Config)):
-        raise unknown("setting", whole, known_keys())
-    if len(path) > 1:
-        return dataclasses.replace(target, **{name: _set(getattr(target, name), path[1:], value, whole)})
-    kind = typing.get_type_hints(type(target))[name]
-    return dataclasses.replace(target, **{name: convert(value, kind, whole)})
 
 
 def _build(cls: type, values: Any, prefix: str) -> Any:
     if not isinstance(values, dict):
-        raise ScaleLongError(f"a config is a JSON object; {prefix or 'it'} is {values!r}")
+        raise invalid(prefix.removesuffix(".") or "a config", "an object", values)
     hints, arguments = typing.get_type_hints(cls), {}
     for key, value in values.items():
         if key not in hints:
             raise unknown("setting", f"{prefix}{key}", known_keys())
-        section = _SECTIONS.get(key) if cls is Config else None
-        if section:
-            arguments[key] = _build(section, value, f"{prefix}{key}.")
+        if cls is Config and key == "scaling":
+            arguments[key] = parse_scaling(value)
+        elif cls is Config and key in _SECTIONS:
+            arguments[key] = _build(_SECTIONS[key], value, f"{key}.")
         else:
             arguments[key] = convert(value, hints[key], f"{prefix}{key}")
     return cls(**arguments)
 
 
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
 def convert(value: Any, kind: Any, key: str) -> Any:
-    """Read text (or JSON values) as the declared type; the error names the key and what it takes."""
-    if typing.get_origin(kind) in (Union, types.UnionType):
-        options = typing.get_args(kind)
+    """Convert text or a JSON value to the declared type. Errors name the key and the expected type."""
+    expected, error = kind, invalid(key, _description(kind), value)
+    if typing.get_origin(expected) in (Union, types.UnionType):
+        options = typing.get_args(expected)
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "")):
             if type(None) in options:
                 return None
-            raise ScaleLongError(f"{key} takes {_name_of(kind)}, not {value!r}")
-        kind = next(option for option in options if option is not type(None))
-    if typing.get_origin(kind) is tuple:
+            raise error
+        expected = next(option for option in options if option is not type(None))
+    if typing.get_origin(expected) is tuple:
         if isinstance(value, str):
             value = [part for part in value.strip("()[] ").split(",") if part.strip()]
-        inner = typing.get_args(kind)
+        inner = typing.get_args(expected)
         if not isinstance(value, (list, tuple)) or (inner[-1] is not Ellipsis and len(value) != len(inner)):
-            raise ScaleLongError(f"{key} takes {_name_of(kind)}, not {value!r}")
+            raise error
         return tuple(convert(part, inner[0], key) for part in value)
-    if kind is bool:
-        words = {
-            "true": True,
-            "yes": True,
-            "on": True,
-            "1": True,
-            "false": False,
-            "no": False,
-            "off": False,
-            "0": False,
-        }
+    if typing.get_origin(expected) is dict:
+        value = _json_or_text(value)
+        if isinstance(value, dict):
+            return value
+    elif expected is bool:
         if isinstance(value, bool):
             return value
-        if isinstance(value, str) and value.lower() in words:
-            return words[value.lower()]
-    elif kind is int:
+        if isinstance(value, str) and value.lower() in _WORDS:
+            return _WORDS[value.lower()]
+    elif expected is int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         if isinstance(value, str):
             with suppress(ValueError):
                 return int(value)
-    elif kind is float:
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if math.isfinite(number):
-            return number
-    elif kind is str:
-        if isinstance(value, str):
-            return value
-    elif isinstance(value, dict):
+    elif expected is float and not isinstance(value, bool):
+        with suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(number := float(value)):
+                return number
+    elif expected is str and isinstance(value, str):
         return value
-    raise ScaleLongError(f"{key} takes {_name_of(kind)}, not {value!r}")
+    raise error
 
 
-def _name_of(kind: Any) -> str:
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "an object"}
+def _json_or_text(value: Any) -> Any:
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
+
+
+def _description(kind: Any) -> str:
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a JSON object"}
     if typing.get_origin(kind) in (Union, types.UnionType):
-        return " or ".join("none" if k is type(None) else _name_of(k) for k in typing.get_args(kind))
+        return " or ".join("none" if k is type(None) else _description(k) for k in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
-        return "numbers with commas between them"
+        return "numbers separated by commas"
     return names.get(typing.get_origin(kind) or kind, str(kind))
 
 
+_MINIMUM = {
+    "seed": 0, "train.steps": 1, "train.batch_size": 1, "train.warmup": 0, "train.accumulate": 1, "train.log_every": 1,
+    "checkpoint.every": 1, "checkpoint.keep": 1, "validate.every": 0, "validate.n": 1, "sample.every": 0, "sample.n": 0,
+    "evaluate.every": 0, "evaluate.n": 2, "monitor.every": 0, "monitor.samples": 1,
+}  # fmt: skip
+_POSITIVE = ("train.lr", "train.clip", "kappa", "model.init_std")
+_FRACTIONS = ("ema.decay", "train.betas", "diffusion.drop")
+_CHOICES = {
+    "train.precision": ("fp32", "bf16", "fp16"),
+    "train.nonfinite": ("stop", "skip"),
+    "diffusion.process": ("vp", "ddpm", "sd"),
+    "tracker": ("tensorboard", "wandb"),
+}
+
+
 def _check(config: Config) -> None:
-    """Values that no run can have, by name."""
-    t = config.train
-    at_least = {
-        "train.steps": (t.steps, 1),
-        "train.batch_size": (t.batch_size, 1),
-        "train.warmup": (t.warmup, 0),
-        "train.accumulate": (t.accumulate, 1),
-        "train.log_every": (t.log_every, 1),
-        "checkpoint.every": (config.checkpoint.every, 1),
-        "checkpoint.keep": (config.checkpoint.keep, 1),
-        "validate.every": (config.validate.every, 0),
-        "validate.n": (config.validate.n, 1),
-        "sample.every": (config.sample.every, 0),
-        "sample.n": (config.sample.n, 0),
-        "evaluate.every": (config.evaluate.every, 0),
-        "evaluate.n": (config.evaluate.n, 2),
-        "monitor.every": (config.monitor.every, 0),
-        "seed": (config.seed, 0),
-    }
-    if config.monitor.samples is not None:
-        at_least["monitor.samples"] = (config.monitor.samples, 1)
-    for key, (value, least) in at_least.items():
-        if value < least:
-            raise ScaleLongError(f"{key} is at least {least}, not {value}")
-        if value >= 2**63:
-            raise ScaleLongError(f"{key} is less than 2**63, not {value}")
-    positive = {"train.lr": t.lr, "kappa": config.kappa, "model.init_std": config.model.init_std}
-    if t.clip is not None:
-        positive["train.clip"] = t.clip
-    for key, number in positive.items():
-        if not number > 0:
-            raise ScaleLongError(f"{key} is a number above 0, not {number}")
-    shares = {"ema.decay": config.ema.decay, "train.betas": max(t.betas), "diffusion.drop": config.diffusion.drop}
-    for key, number in shares.items():
-        if not 0 <= number < 1:
-            raise ScaleLongError(f"{key} is in [0, 1), not {number}")
-    if t.weight_decay < 0 or min(t.betas) < 0:
-        raise ScaleLongError(f"train.weight_decay and train.betas are not negative: {t.weight_decay}, {t.betas}")
-    choices = {
-        "train.precision": (t.precision, ("fp32", "bf16", "fp16")),
-        "train.nonfinite": (t.nonfinite, ("stop", "skip")),
-        "diffusion.process": (config.diffusion.process, ("vp", "ddpm", "sd")),
-    }
-    if config.tracker is not None:
-        choices["tracker"] = (config.tracker, ("tensorboard", "wandb"))
-    for key, (chosen, options) in choices.items():
-        if chosen not in options:
-            raise unknown(key, chosen, options)
+    """Refuse values that no run can have. Optional settings may be None."""
+    values = {key: value for key, value in flatten(config.to_dict()).items() if value is not None}
+    for key in _MINIMUM.keys() & values.keys():
+        if not _MINIMUM[key] <= values[key] < 2**63:
+            limit = f"an integer >= {_MINIMUM[key]}" if values[key] < 2**63 else "less than 2**63"
+            raise invalid(key, limit, values[key])
+    for key in _POSITIVE:
+        if key in values and not values[key] > 0:
+            raise invalid(key, "a number > 0", values[key])
+    for key in _FRACTIONS:
+        numbers = values[key] if isinstance(values[key], tuple) else (values[key],)
+        if not all(0 <= number < 1 for number in numbers):
+            raise invalid(key, "in [0, 1)", values[key])
+    if config.train.weight_decay < 0:
+        raise invalid("train.weight_decay", "a number >= 0", config.train.weight_decay)
+    for key, options in _CHOICES.items():
+        if key in values and values[key] not in options:
+            raise unknown(key, values[key], options)
     get_model(config.model.kind)
+    try:
+        json.dumps(config.model.options)
+    except (TypeError, ValueError) as error:
+        raise InvalidValueError(f"model.options must contain JSON values only: {error}") from None
     if config.data.classes and config.data.text:
-        raise ScaleLongError("data.classes and data.text: a network is told the class or the text, not both")
-
-
-def to_json(config: Config) -> str:
-    return json.dumps(config.to_dict(), indent=2)
+        raise InvalidValueError(
+            f"data.classes=true and data.text={config.data.text!r} exclude each other; "
+            "set data.classes=false or data.text=none"
+        )

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelong.errors import RunError, one_line
+from scalelong.errors import InvalidValueError, RunError, one_line
 from scalelong.files import atomic_folder, read_json, sweep, write_text
 from scalelong.models.registry import Shapes, get_model
 from scalelong.runs.config import Config, Facts, flatten
@@ -314,15 +314,13 @@ def build_network(config: Config, shapes: Shapes) -> nn.Module:
     """Build the network of a config. Its initial weights depend on the seed, not on the scaling."""
     import torch
 
-    from scalelong.errors import InvalidValueError
-    from scalelong.scaling import parse_scaling
     from scalelong.skips import apply
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        net, scaling = get_model(config.model.kind).build(config.model, shapes), parse_scaling(config.scaling)
-        if scaling.kind != "none":
-            apply(net, scaling)
+        net = get_model(config.model.kind).build(config.model, shapes)
+        if not config.scaling.is_identity:
+            apply(net, config.scaling)
     if config.train.gradient_checkpointing:
         if not hasattr(net, "enable_gradient_checkpointing"):
             raise InvalidValueError(

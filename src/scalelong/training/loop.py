@@ -22,8 +22,7 @@ from scalelong.files import check_target
 from scalelong.runs.config import Config, differences, flatten
 from scalelong.runs.logs import JsonLines
 from scalelong.runs.run import Run
-from scalelong.scaling import parse_scaling
-from scalelong.skips import find_sites
+from scalelong.skips.application import sites_of
 from scalelong.training import checkpoint
 from scalelong.training.display import Display
 from scalelong.training.examples import Examples
@@ -74,8 +73,10 @@ def _train(trainer: Trainer, run: Run, quiet: bool) -> int | None:
 
 def _notices(trainer: Trainer) -> list[str]:
     """What is worth knowing and no reason to warn (`apply` has warned of what is)."""
-    spec = parse_scaling(trainer.config.scaling)
-    notes = [f"note: {n}" for n in spec.notices(len(find_sites(trainer.net))) if n.level == "info"]
+    notes, spec = [], trainer.config.scaling
+    if not spec.is_identity and spec.acts_on == "skips":
+        n = len(sites_of(trainer.net)[0])
+        notes += [f"note: {notice}" for notice in spec.notices(n) if notice.level == "info"]
     on_cpu = trainer.accelerator.device.type == "cpu"
     if trainer.config.train.precision == "bf16" and on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         notes.append("note: this CPU has no bf16 instructions, so bf16 is several times slower than fp32 here")

@@ -1,14 +1,20 @@
-"""Presets: every row of the paper's table at its full size, and small ones that a CPU trains."""
+"""Presets, and the config of a command: `choose("digits", scaling="cs", steps=500)`.
+
+There is one preset per row of the paper's table at full size, and small ones that train on a CPU.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+import re
+import typing
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from scalelong.errors import unknown
+from scalelong.models.registry import Shapes, get_model
 from scalelong.runs.config import (
     CheckpointConfig,
     Config,
@@ -20,34 +26,130 @@ from scalelong.runs.config import (
     SampleConfig,
     TrainConfig,
     ValidateConfig,
+    convert,
+    override,
+    parse_settings,
 )
+from scalelong.scaling import Scaling, parse_scaling
+
+
+def preset(name: str) -> Config:
+    """Return the config of a preset."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name].config
+
+
+def choose(
+    name: str,
+    *,
+    scaling: str | None = None,
+    kappa: float | None = None,
+    data: str | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    settings: list[str] | None = None,
+) -> Config:
+    """Return a preset with a command's options. `settings` (`--set`) take precedence over the other options."""
+    options = {"data.name": data, "train.steps": steps, "train.batch_size": batch_size, "seed": seed, "kappa": kappa}
+    pairs = parse_settings(settings or [])
+    own = {key: value for key, value in pairs.items() if key.startswith("scaling.")}  # fields of the scaling
+    config = override(preset(name), {key: value for key, value in options.items() if value is not None})
+    config = override(config, {key: value for key, value in pairs.items() if key not in own})
+    if scaling is None:
+        spec = config.scaling if kappa is None else parse_scaling("cs", kappa=kappa)
+    elif scaling in ("cs", "cs-reverse"):
+        spec = parse_scaling(scaling, kappa=config.kappa if kappa is None else kappa)
+    else:
+        spec = parse_scaling(scaling, kappa=kappa if scaling == "uniform" else None)
+    return replace(config, scaling=_with_fields(spec, own))
+
+
+def _with_fields(spec: Scaling, settings: dict[str, str]) -> Scaling:
+    """Return the spec with `scaling.reduction=4`, `scaling.tau=0.3` and the like set."""
+    hints, names = typing.get_type_hints(type(spec)), [f.name for f in fields(spec)]
+    for key, text in settings.items():
+        name = key.removeprefix("scaling.")
+        if name not in names:
+            raise unknown(f"setting of scaling {spec.kind!r}:", key, [f"scaling.{n}" for n in names] or ["none"])
+        spec = replace(spec, **{name: convert(text, hints[name], key)})
+    return spec
+
+
+def default_out(config: Config) -> Path:
+    """Return runs/PRESET-SCALING-seedN."""
+    name = f"{config.preset}-{config.scaling.label}-seed{config.seed}"
+    return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+
+
+# ------------------------------------------------------------------------------------------------ sizes
 
 SIZES = Path(__file__).with_name("preset_sizes.json")
+TEXT_WIDTHS = {"minilm": 384, "openai/clip-vit-large-patch14": 768}
+
+
+def sizes() -> dict[str, dict[str, Any]]:
+    """Return `size_of` every preset from a stored file, which takes no time. A test keeps the file correct."""
+    return dict(json.loads(SIZES.read_text(encoding="utf-8")))
+
+
+def size_of(config: Config) -> dict[str, Any]:
+    """Count parameters, long skips and FLOP per training step (one forward pass, a backward pass costs two)."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from scalelong.runs.run import build_network
+    from scalelong.skips import find_sites
+
+    shapes = expected_shapes(config)
+    with torch.device("meta"):
+        net = build_network(config, shapes)
+        x = torch.zeros(1, shapes.channels, shapes.size, shapes.size)
+        y = torch.zeros(1, dtype=torch.long) if shapes.label_rows else None
+        context = torch.zeros(1, shapes.text_tokens or 0, shapes.text_width or 0) if shapes.text_width else None
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            get_model(config.model.kind).adapt(net)(x, torch.zeros(1), y=y, context=context)
+    return {
+        "parameters": sum(p.numel() for p in net.parameters()),
+        "skips": len(find_sites(net)),
+        "data": f"{config.data.name} {shapes.channels}×{shapes.size}×{shapes.size}",
+        "batch_size": config.train.batch_size,
+        "steps": config.train.steps,
+        "flop_per_step": 3 * counter.get_total_flops() * config.train.batch_size,
+    }
+
+
+def expected_shapes(config: Config) -> Shapes:
+    """Return the shapes of a dataset from the catalog, without loading it."""
+    from scalelong.data import spec_of
+
+    d = config.data
+    spec = spec_of(d.name)
+    size = d.image_size or spec.image_size
+    return Shapes(
+        channels=4 if d.vae else spec.channels,
+        size=size // 8 if d.vae else size,
+        label_rows=(spec.num_classes or 0) + (config.diffusion.drop > 0) if d.classes else None,
+        text_tokens=d.text_tokens,
+        text_width=TEXT_WIDTHS[d.text] if d.text else None,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- presets
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named config and what it is for."""
+    """A named config and its purpose."""
 
     config: Config
     summary: str
     size: str  # "cpu" or "paper"
 
 
-def preset(name: str) -> Config:
-    """The config of a preset."""
-    if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
-    return PRESETS[name].config
-
-
-def sizes() -> dict[str, dict[str, Any]]:
-    """Parameters, long skips, data and FLOP of a step of every preset, as `scalelong.training.sizes` found them."""
-    return dict(json.loads(SIZES.read_text(encoding="utf-8")))
-
-
 def small_std(width: int) -> float:
-    """The initial standard deviation that gives a narrow U-ViT the signal scale of a 512-wide one."""
+    """Return the initial standard deviation that gives a narrow U-ViT the signal scale of a 512-wide one."""
     return 0.02 * math.sqrt(512 / width)
 
 
@@ -224,3 +326,7 @@ _LIST = [
 ]  # fmt: skip
 
 PRESETS: dict[str, Preset] = {p.config.preset: p for p in _LIST}
+
+
+if __name__ == "__main__":  # after a change of a preset: python -m scalelong.training.presets
+    SIZES.write_text(json.dumps({name: size_of(p.config) for name, p in PRESETS.items()}, indent=1) + "\n", "utf-8")
