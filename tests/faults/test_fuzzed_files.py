@@ -17,8 +17,8 @@ from PIL import Image
 import scalelong
 from scalelong import LearnableScaling
 from scalelong.data import load
-from scalelong.data.captions import clean_caption
 from scalelong.data.dataset import ImageData
+from scalelong.data.records import clean_caption
 from scalelong.errors import ScaleLongError
 
 patient = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from scalelong.cli import main
-from scalelong.data.grid import save_grid
+from scalelong.data.images import save_grid
 from scalelong.evaluation import Card, Evaluation, Generation, Interval, MetricValue, ReferenceCard
 from scalelong.report import write_report
 from scalelong.training.loop import train

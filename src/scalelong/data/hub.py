@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalelong.data.captions import clean_captions
-from scalelong.data.images import read_image
-from scalelong.data.records import BadExampleError, Example, Options, Pixels, Reading, SourceUnavailableError
-from scalelong.data.splits import ALIASES, Part, canonical, choose
-from scalelong.errors import ScaleLongError, require, unknown
+from scalelong.data.records import (
+    SPLITS,
+    Example,
+    Options,
+    Part,
+    Pixels,
+    Reading,
+    SourceUnavailableError,
+    canonical_split,
+    choose_split,
+    number_classes,
+)  # fmt: skip
+from scalelong.errors import DataError, one_line, require, unknown
 
 LABELS = ("label", "labels", "fine_label", "class")
 CAPTIONS = ("captions", "caption", "text", "sentences")
 TABLES = (".parquet", ".arrow")
-MAX_CLASSES = 1_000_000
+Decode = Callable[[Any, str, Options], Pixels]
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -31,111 +36,108 @@ def is_saved_dataset(folder: Path) -> bool:
     return any(path.suffix in TABLES for path in itertools.chain(folder.glob("*"), folder.glob("*/*")))
 
 
+def hub_is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE (or HF_DATASETS_OFFLINE) is set, as Hugging Face's libraries read it."""
+    values = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
+    return any(value.upper() in ("1", "ON", "YES", "TRUE") for value in values)
+
+
 def read_hub(
-    name: str,
-    split: str,
-    options: Options,
-    *,
-    source: str,
-    group: str | None = None,
-    decode: Callable[[Path | bytes, str, Options], Pixels] = read_image,
+    name: str, split: str, options: Options, *, source: str, group: str | None = None, decode: Decode | None = None
 ) -> Reading:
-    """One split of a dataset; consecutive rows with the same value of column `group` are one image's captions."""
-    require("datasets", "datasets", "Hugging Face datasets")
+    """Read one split of a dataset. Consecutive rows with the same value in column `group` are captions of one image."""
+    datasets = require("datasets", "datasets", "Hugging Face datasets")
     folder = Path(name).expanduser()
     local = folder.is_dir()
     rows, part = _open_folder(folder, split, options) if local else _open_hub(name, split, options)
     features = rows.features
     if features is None:
-        raise ScaleLongError(f"{source} does not state its columns")
+        raise DataError(f"{source} does not state its columns")
     image = _column(features, options.image_column, _is_image, source, "image")
-    assert image is not None
     label = _column(features, options.label_column, _is_label, source, "label")
-    caption = _column(features, options.caption_column, _is_caption, source, "caption")
-    classes, numbers = (None, None) if label is None else _classes(rows, label, source)
-    columns = _Columns(image, label, caption, numbers, local)
-    import datasets
-
-    if _is_image(image, features[image]) and not isinstance(features[image], dict):
+    caption = _column(features, options.caption_column, lambda name, _: name in CAPTIONS, source, "caption")
+    if image is None:
+        raise DataError(f"{source} has no column of images; its columns are {', '.join(features)}")
+    class_names: tuple[str, ...] | None = None
+    numbers: dict[Any, int] | None = None
+    if label is not None and type(features[label]).__name__ == "ClassLabel":
+        class_names = tuple(features[label].names)
+    elif label is not None:
+        labels = {row[label] for row in rows.select_columns([label])}
+        class_names, numbers = number_classes(labels, f"{source}, column {label!r}")
+    if type(features[image]).__name__ == "Image":
         rows = rows.cast_column(image, datasets.Image(decode=False))
 
-    def jobs() -> Iterator[partial[Example]]:
-        for index, run in _runs(rows, group):
-            title = f"{source} row {index}"
-            if part.takes(f"row {index}", options.holdout):
-                yield partial(_example, title, run, columns, options, decode)
+    def examples() -> Iterator[Example]:
+        for index, grouped in enumerate(_grouped(rows, group)):
+            if part.includes(f"row {index}", options.holdout):
+                number = None if label is None else grouped[0][label]
+                number = number if numbers is None else numbers.get(number)
+                texts = [] if caption is None else [text for row in grouped for text in _texts(row[caption])]
+                yield Example(f"{source} row {index}", _content(grouped[0][image], local), number, texts)
 
     total = len(rows) if hasattr(rows, "__len__") and group is None and part.held_out is None else None
-    return Reading(jobs(), source, total, classes, caption is not None, decodes=True)
+    return Reading(examples(), source, total, class_names, caption is not None, decode=decode)
 
 
 def _open_folder(folder: Path, split: str, options: Options) -> tuple[Any, Part]:
     import datasets
 
-    where = str(folder)
     try:
-        if (folder / "dataset_dict.json").is_file():
-            names = json.loads((folder / "dataset_dict.json").read_text())["splits"]
-            found = {canonical(name): folder / os.path.basename(name) for name in names}
-            part = choose(split, found, options.holdout, where)
-            return datasets.load_from_disk(str(found[part.split])), part
-        if (folder / "state.json").is_file():
-            part = choose(split, ["train"], options.holdout, where)
-            return datasets.load_from_disk(where), part
-        tables = _tables(folder)
-        part = choose(split, tables, options.holdout, where)
-        files = tables[part.split]
-        kind = {path.suffix[1:] for path in files}
-        if len(kind) != 1:
-            raise ScaleLongError(f"{where} mixes Parquet and Arrow files")
-        # The builder is named and the files are listed, so that nothing else in the folder has a say.
-        data_files = {"train": [str(path) for path in files]}
-        return datasets.load_dataset(kind.pop(), data_files=data_files, split="train", streaming=True), part
-    except ScaleLongError:
+        if not ((folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()):
+            return _open_tables(folder, split, options)
+        saved = datasets.load_from_disk(str(folder))
+        splits = {"train": saved}
+        if isinstance(saved, datasets.DatasetDict):
+            splits = {canonical_split(name): rows for name, rows in saved.items()}
+        part = choose_split(split, splits, options.holdout, str(folder))
+        return splits[part.split], part
+    except DataError:
         raise
-    except Exception as error:  # the library and its readers raise many kinds
-        raise ScaleLongError(f"{where} cannot be read as a Hugging Face dataset ({_brief(error)})") from error
+    except Exception as error:  # the library and its readers raise many kinds of errors
+        raise DataError(f"cannot read {folder} as a Hugging Face dataset ({_brief(error)})") from error
+
+
+def _open_tables(folder: Path, split: str, options: Options) -> tuple[Any, Part]:
+    """Open Parquet or Arrow files. Their names tell the splits; all are `train` if none does."""
+    import datasets
+
+    splits: dict[str, list[Path]] = {}
+    others: list[Path] = []
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in TABLES and path.is_file()):
+        words = set(re.split(r"[^a-z]+", path.relative_to(folder).as_posix().lower()))
+        name = next((name for name, aliases in SPLITS.items() if words.intersection(aliases)), None)
+        (others if name is None else splits.setdefault(name, [])).append(path)
+    splits = splits or {"train": others}
+    part = choose_split(split, splits, options.holdout, str(folder))
+    kinds = {path.suffix[1:] for path in splits[part.split]}
+    if len(kinds) != 1:
+        raise DataError(f"{folder} mixes Parquet and Arrow files")
+    # Naming the builder and listing the files keeps scripts and settings in the folder out of it.
+    files = {"train": [str(path) for path in splits[part.split]]}
+    return datasets.load_dataset(kinds.pop(), data_files=files, split="train", streaming=True), part
 
 
 def _open_hub(name: str, split: str, options: Options) -> tuple[Any, Part]:
     import datasets
 
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
-        raise ScaleLongError(f"{name!r} is neither a folder nor the name of a Hugging Face dataset (owner/name)")
+        raise DataError(f"{name!r} is neither a folder nor the name of a Hugging Face dataset (owner/name)")
     try:
-        splits = {canonical(part): part for part in datasets.get_dataset_split_names(name, options.config)}
-        part = choose(split, splits, options.holdout, f"hf:{name}")
+        splits = {canonical_split(part): part for part in datasets.get_dataset_split_names(name, options.config)}
+        part = choose_split(split, splits, options.holdout, f"hf:{name}")
         return datasets.load_dataset(name, options.config, split=splits[part.split]), part
-    except ScaleLongError:
+    except DataError:
         raise
-    except Exception as error:  # no network, no such name, no permission: the library raises many kinds
-        raise SourceUnavailableError(f"hf:{name} cannot be had ({_brief(error)})") from error
+    except Exception as error:  # no network, no such name, no permission: the library raises many kinds of errors
+        raise SourceUnavailableError(f"cannot load hf:{name} ({_brief(error)})") from error
 
 
-def _tables(folder: Path) -> dict[str, list[Path]]:
-    """Table files by the split that their names say; all are `train` when none says any."""
-    found: dict[str, list[Path]] = {}
-    unsaid: list[Path] = []
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in TABLES and path.is_file()):
-        words = set(re.split(r"[^a-z]+", path.relative_to(folder).as_posix().lower()))
-        names = [name for name, aliases in ALIASES.items() if words.intersection(aliases)]
-        if names:
-            found.setdefault(names[0], []).append(path)
-        else:
-            unsaid.append(path)
-    return found or {"train": unsaid}
-
-
-def _column(features: Any, given: str | None, suits: Any, source: str, kind: str) -> str | None:
-    """The column that was asked for, or the first that suits; only images are indispensable."""
-    if given is not None:
-        if given not in features:
-            raise unknown(f"{kind} column of {source}", given, features)
-        return given
-    found = next((name for name, feature in features.items() if suits(name, feature)), None)
-    if found is None and kind == "image":
-        raise ScaleLongError(f"{source} has no column of images; it has {', '.join(features)}")
-    return found
+def _column(features: Any, name: str | None, suits: Callable[[str, Any], bool], source: str, kind: str) -> str | None:
+    """Return the named column, or else the first one that suits."""
+    if name is not None and name not in features:
+        raise unknown(f"{kind} column of {source}", name, features)
+    return name or next((column for column, feature in features.items() if suits(column, feature)), None)
 
 
 def _is_image(name: str, feature: Any) -> bool:
@@ -146,75 +148,26 @@ def _is_label(name: str, feature: Any) -> bool:
     return type(feature).__name__ == "ClassLabel" or name in LABELS
 
 
-def _is_caption(name: str, feature: Any) -> bool:
-    return name in CAPTIONS
-
-
-def _classes(rows: Any, column: str, source: str) -> tuple[tuple[str, ...], dict[object, int] | None]:
-    """Class names, and for labels that are names the number of each."""
-    feature = rows.features[column]
-    if type(feature).__name__ == "ClassLabel":
-        return tuple(feature.names), None
-    values = {row[column] for row in rows.select_columns([column])}
-    if values and all(isinstance(value, str) for value in values):
-        names = sorted(values)
-        return tuple(names), {name: index for index, name in enumerate(names)}
-    if not values or not all(isinstance(value, int) for value in values) or max(values) > MAX_CLASSES:
-        raise ScaleLongError(f"{source} has labels in {column!r} that are neither names nor numbers from 0")
-    return tuple(str(index) for index in range(max(*values, 0) + 1)), None
-
-
-def _runs(rows: Any, group: str | None) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def _grouped(rows: Any, group: str | None) -> Iterator[list[dict[str, Any]]]:
     if group is None:
-        yield from ((index, [row]) for index, row in enumerate(rows))
-        return
-    for index, (_, run) in enumerate(itertools.groupby(rows, key=lambda row: row[group])):
-        yield index, list(run)
+        yield from ([row] for row in rows)
+    else:
+        yield from (list(run) for _, run in itertools.groupby(rows, key=lambda row: row[group]))
 
 
-@dataclass(frozen=True)
-class _Columns:
-    image: str
-    label: str | None
-    caption: str | None
-    numbers: dict[object, int] | None  # of labels that are names
-    local: bool
-
-
-def _example(
-    name: str,
-    rows: list[dict[str, Any]],
-    columns: _Columns,
-    options: Options,
-    decode: Callable[[Path | bytes, str, Options], Pixels],
-) -> Example:
-    cell = rows[0][columns.image]
-    content: bytes | Path | None = cell.get("bytes") if isinstance(cell, dict) else cell
-    if content is None and isinstance(cell, dict) and cell.get("path") and not columns.local:
-        content = Path(cell["path"])  # a file of the hub's own cache; a local table does not get to name files
-    if not isinstance(content, bytes | Path):
-        raise BadExampleError(name, "has no image")
-    captions: tuple[str, ...] = ()
-    if columns.caption is not None:
-        captions = clean_captions((text for row in rows for text in _texts(row[columns.caption])), name)
-    label = None
-    if columns.label is not None:
-        value = rows[0][columns.label]
-        label = value if columns.numbers is None else columns.numbers.get(value)
-        if not isinstance(label, int):
-            raise BadExampleError(name, f"has label {value!r}, which is no class")
-    return Example(name, decode(content, name, options), label, captions)
+def _content(cell: Any, local: bool) -> bytes | Path | None:
+    content = cell.get("bytes") if isinstance(cell, dict) else cell
+    if content is None and isinstance(cell, dict) and cell.get("path") and not local:
+        content = Path(cell["path"])  # a file in the hub's own cache; a local table must not name files
+    return content if isinstance(content, bytes | Path) else None
 
 
 def _texts(cell: Any) -> list[Any]:
-    """A caption column's cell: text, a list of texts, or a dict of lists such as {"raw": […]}."""
-    if cell is None:
-        return []
+    """Return the captions in a cell: text, a list of texts, or a dict of lists such as {"raw": […]}."""
     if isinstance(cell, dict):
-        cell = cell.get("raw", [])
-    return list(cell) if isinstance(cell, list) else [cell]
+        cell = cell.get("raw")
+    return list(cell) if isinstance(cell, list) else [] if cell is None else [cell]
 
 
 def _brief(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "…"
+    return (one_line(error) or type(error).__name__)[:200]

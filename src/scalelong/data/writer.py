@@ -1,16 +1,16 @@
-"""Examples to a prepared folder: uint8 images appended to a .npy file, labels, captions, hashes, a manifest."""
+"""Write examples into a prepared folder: uint8 images appended to a .npy file, labels, captions, hashes, a manifest."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,82 +18,71 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalelong.data.cache import MANIFEST
-from scalelong.data.captions import clean_captions
-from scalelong.data.images import pillow_warnings
-from scalelong.data.records import BadExampleError, Example, Options, Pixels, Reading, check_label
-from scalelong.errors import ScaleLongError
+from scalelong.data.cache import NpyWriter, write_array, write_manifest
+from scalelong.data.dataset import FORMAT
+from scalelong.data.images import pillow_warnings, read_image
+from scalelong.data.records import BadExampleError, Example, Options, Pixels, Reading, clean_captions
+from scalelong.errors import DataError
 from scalelong.progress import track
 
-FORMAT = 1  # of the prepared folder
+_Decoded = tuple[str, Pixels, int, tuple[str, ...]]  # name, image, label, captions
 
 
-class NpyAppender:
-    """A .npy file that grows row by row and is hashed on the way; its header is completed at the end."""
-
-    def __init__(self, path: Path, dtype: npt.DTypeLike, row: tuple[int, ...] = ()) -> None:
-        self.dtype, self.row, self.count = np.dtype(dtype), row, 0
-        self._file = open(path, "wb")  # noqa: SIM115 - open until close()
-        self._header = self._write_header()
-        self._digest = hashlib.sha256()
-
-    def append(self, rows: npt.NDArray[Any]) -> None:
-        """Add rows of shape (k, *row)."""
-        data = np.ascontiguousarray(rows, dtype=self.dtype)
-        assert data.shape[1:] == self.row
-        self._file.write(data.data)
-        self._digest.update(data.data)
-        self.count += len(data)
-
-    @property
-    def sha256(self) -> str:
-        """Of the array's bytes, without the header."""
-        return self._digest.hexdigest()
-
-    def _write_header(self) -> int:
-        # NumPy pads headers so that the first axis may grow: the length stays the same.
-        shape = (self.count, *self.row)
-        descr = np.lib.format.dtype_to_descr(self.dtype)
-        header = {"descr": descr, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self._file, header)
-        return self._file.tell()
-
-    def __enter__(self) -> NpyAppender:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Write the final shape into the header; after an error, only let go of the file."""
-        with self._file:
-            if kind is None:
-                self._file.seek(0)
-                assert self._write_header() == self._header
+def write_split(
+    folder: Path, reading: Reading, options: Options, *, skip_bad: bool, description: str, **facts: Any
+) -> dict[str, Any]:
+    """Run the jobs of a reading, write their examples to `folder`, and return the manifest."""
+    skipped: list[BadExampleError] = []
+    with pillow_warnings(), closing(_decoded(reading, options)) as outcomes, ExitStack() as stack:
+        writer = _Writer(folder, reading, stack)
+        for outcome in track(outcomes, description, total=reading.total):
+            try:
+                if isinstance(outcome, BadExampleError):
+                    raise outcome
+                writer.add(*outcome)
+            except BadExampleError as error:
+                if not skip_bad:
+                    raise
+                skipped.append(error)
+    if writer.images is None:
+        reason = f"all {len(skipped)} images are bad; the first: {skipped[0]}" if skipped else "there are no images"
+        raise DataError(f"{description}: {reason}")
+    manifest = {
+        "format": FORMAT,
+        **facts,
+        "source": reading.source,
+        **writer.finish(),
+        "options": {key: value for key, value in vars(options).items() if value},
+        "skipped": [[error.name, error.reason] for error in skipped],
+        **reading.extra,
+        "versions": {name: metadata.version(name) for name in ("scalelong", "numpy", "pillow")},
+    }
+    write_manifest(folder, manifest)
+    return manifest
 
 
-class SplitWriter:
-    """The files of one split. `add` refuses an example that does not go with those before it."""
+class _Writer:
+    """The files of one split. `add` rejects an example that does not match the previous ones."""
 
     def __init__(self, folder: Path, reading: Reading, stack: ExitStack) -> None:
-        self._stack = stack
-        self._folder, self._reading, self._shape = folder, reading, reading.shape
-        self._images: NpyAppender | None = None  # opened by the first example, which gives the shape
+        self._folder, self._reading, self._stack = folder, reading, stack
+        self._shape = reading.shape
+        self.images: NpyWriter | None = None  # opened by the first example, which determines the shape
         self._labels: list[int] = []
         self._text, self._offsets, self._starts = bytearray(), [0], [0]
         self._contents: list[bytes] = []
 
-    def add(self, example: Example) -> None:
+    def add(self, name: str, image: Pixels, label: int, captions: tuple[str, ...]) -> None:
         """Append one example to the files."""
-        image = np.ascontiguousarray(example.image, np.uint8)
-        _check_shape(image, example.name, self._shape)
-        label = _label(example, self._reading.class_names)
-        captions = clean_captions(example.captions, example.name) if self._reading.captioned else ()
-        if self._images is None:
+        _check_shape(image, name, self._shape)
+        if self.images is None:
             _check_space(self._folder, image.nbytes, self._reading.total)
             self._shape = image.shape
             height, width, channels = image.shape
-            # Channels first on the disk: a gathered batch is then in the order that networks take.
-            images = NpyAppender(self._folder / "images.npy", np.uint8, (channels, height, width))
-            self._images = self._stack.enter_context(images)
-        self._images.append(image.transpose(2, 0, 1)[None])
+            # Channels first on disk, so that a gathered batch is already (B, C, H, W).
+            images = NpyWriter(self._folder / "images.npy", np.uint8, (channels, height, width))
+            self.images = self._stack.enter_context(images)
+        self.images.append(image.transpose(2, 0, 1)[None])
         self._labels.append(label)
         for caption in captions:
             self._text += caption.encode()
@@ -102,9 +91,8 @@ class SplitWriter:
         self._contents.append(hashlib.sha256(image.tobytes() + label.to_bytes(8, "little", signed=True)).digest())
 
     def finish(self) -> dict[str, Any]:
-        """Complete the files and return what identifies their contents."""
-        assert self._images is not None
-        hashes = {"images": self._images.sha256}
+        """Write the remaining arrays and return what identifies the contents."""
+        assert self.images is not None
         arrays: dict[str, npt.NDArray[Any]] = {}
         classes = self._reading.class_names
         if classes is not None:
@@ -113,79 +101,52 @@ class SplitWriter:
             arrays["captions"] = np.frombuffer(self._text, np.uint8)
             arrays["caption_offsets"] = np.asarray(self._offsets, np.int64)
             arrays["caption_starts"] = np.asarray(self._starts, np.int64)
-        for name, array in arrays.items():
-            with NpyAppender(self._folder / f"{name}.npy", array.dtype) as file:
-                file.append(array)
-            hashes[name] = file.sha256
+        hashes = {name: write_array(self._folder / f"{name}.npy", array) for name, array in arrays.items()}
         identity = {
-            "shape": [self._images.count, *(self._shape or ())],  # (n, h, w, c)
+            "shape": [self.images.count, *(self._shape or ())],  # (n, h, w, c)
             "class_names": None if classes is None else list(classes),
-            "hashes": hashes,
+            "hashes": {"images": self.images.sha256, **hashes},
         }
         return {
             **identity,
             "fingerprint": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
-            # The same for the same images and labels in any order, to compare sources with one another.
+            # Independent of the order of the examples, to compare sources with each other.
             "content_sha256": hashlib.sha256(b"".join(sorted(self._contents))).hexdigest(),
         }
 
 
-def write_split(
-    folder: Path, reading: Reading, options: Options, *, skip_bad: bool, description: str, **facts: Any
-) -> dict[str, Any]:
-    """Run the reading's jobs, write what they give to `folder`, and return the manifest written there."""
-    skipped: list[BadExampleError] = []
-    written = 0
-    with pillow_warnings(), closing(_run(reading)) as outcomes, ExitStack() as stack:
-        writer = SplitWriter(folder, reading, stack)
-        for outcome in track(outcomes, description, total=reading.total):
-            try:
-                if isinstance(outcome, BadExampleError):
-                    raise outcome
-                writer.add(outcome)
-                written += 1
-            except BadExampleError as error:
-                if not skip_bad:
-                    raise
-                skipped.append(error)
-    if not written:
-        raise ScaleLongError(_nothing(description, skipped))
-    manifest = {
-        "format": FORMAT,
-        **facts,
-        "source": reading.source,
-        **writer.finish(),
-        "options": {key: value for key, value in vars(options).items() if value},
-        "skipped": [[error.name, error.reason] for error in skipped],
-        **reading.notes,
-        "versions": {name: metadata.version(name) for name in ("scalelong", "numpy", "pillow")},
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    return manifest
-
-
-def _run(reading: Reading) -> Generator[Example | BadExampleError, None, None]:
-    """The jobs' outcomes in order; decoding ones run on threads, a bounded number ahead."""
-    if not reading.decodes:
-        yield from map(_attempt, reading.jobs)
-        return
+def _decoded(reading: Reading, options: Options) -> Generator[_Decoded | BadExampleError, None, None]:
+    """Yield the decoded examples in order. Image files are decoded by threads, a bounded number ahead."""
+    decode = partial(_decode, reading=reading, options=options)
     workers = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    jobs = iter(reading.jobs)
-    waiting: deque[Future[Example | BadExampleError]] = deque()
+    pending: deque[Future[_Decoded | BadExampleError]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
-            waiting.extend(pool.submit(_attempt, job) for job in itertools.islice(jobs, 8 * workers))
-            while waiting:
-                yield waiting.popleft().result()
-                waiting.extend(pool.submit(_attempt, job) for job in itertools.islice(jobs, 1))
+            for example in reading.examples:
+                if isinstance(example.image, np.ndarray):  # faster than a thread
+                    yield decode(example)
+                    continue
+                pending.append(pool.submit(decode, example))
+                if len(pending) == 8 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         finally:
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _attempt(job: Callable[[], Example]) -> Example | BadExampleError:
+def _decode(example: Example, reading: Reading, options: Options) -> _Decoded | BadExampleError:
     try:
-        return job()
+        label, classes = -1, reading.class_names
+        if classes is not None:
+            if example.label is None:
+                raise BadExampleError(example.name, "has no label")
+            if not 0 <= example.label < len(classes):
+                raise BadExampleError(example.name, f"has label {example.label}, expected 0…{len(classes) - 1}")
+            label = example.label
+        captions = clean_captions(example.captions, example.name) if reading.captioned else ()
+        image = (reading.decode or read_image)(example.image, example.name, options)
+        return example.name, np.ascontiguousarray(image, np.uint8), label, captions
     except BadExampleError as error:
         return error
 
@@ -193,33 +154,19 @@ def _attempt(job: Callable[[], Example]) -> Example | BadExampleError:
 def _check_shape(image: Pixels, name: str, expected: tuple[int, ...] | None) -> None:
     height, width, channels = image.shape
     if height != width:
-        raise BadExampleError(name, f"is {width}×{height}, not square; give an image size to crop and resize to")
+        raise BadExampleError(name, f"is {width}×{height}, not square; set image_size (--image-size) to crop it")
     if expected is not None and image.shape != expected:
         raise BadExampleError(
             name,
-            f"is {width}×{height} with {channels} channels where the others are {expected[1]}×{expected[0]} "
-            f"with {expected[2]}; give an image size to bring all to one",
+            f"is {width}×{height}×{channels}, expected {expected[1]}×{expected[0]}×{expected[2]} as the others; "
+            "set image_size (--image-size) to resize all images",
         )
-
-
-def _label(example: Example, class_names: tuple[str, ...] | None) -> int:
-    if class_names is None:
-        return -1
-    if example.label is None:
-        raise BadExampleError(example.name, "has no label")
-    return check_label(example.label, len(class_names), example.name)
 
 
 def _check_space(folder: Path, size: int, total: int | None) -> None:
     free = shutil.disk_usage(folder).free
     if total is not None and size * total > free:
-        raise ScaleLongError(
-            f"{total:,} images need {size * total / 2**30:.1f} GiB in {folder.parent}, "
-            f"where {free / 2**30:.1f} GiB are free; set SCALELONG_CACHE to a larger disk"
+        raise DataError(
+            f"{total:,} images need {size * total / 2**30:.1f} GiB in {folder.parent}, but only "
+            f"{free / 2**30:.1f} GiB are free; set SCALELONG_CACHE to a larger disk"
         )
-
-
-def _nothing(description: str, skipped: list[BadExampleError]) -> str:
-    if not skipped:
-        return f"{description}: there are no images"
-    return f"{description}: all {len(skipped)} images are bad; the first: {skipped[0]}"

@@ -178,7 +178,7 @@ class _Observers:
             self.trainer.watch.remove()
 
     def _sample(self, step: int) -> None:
-        from scalelong.data.grid import save_grid
+        from scalelong.data.images import save_grid
         from scalelong.runs.generate import Request, grid_columns
 
         try:
