@@ -1,37 +1,36 @@
-"""Measuring features and gradients: against autograd's own gradients of the weights."""
+"""Measured features and gradients against autograd; predictions compared with measurements."""
 
 import pytest
 import torch
 
 from scalelong import ConstantScaling
 from scalelong.theory.bounds import expected_input_norm
-from scalelong.theory.propagation import blocks, draw_inputs, gradient_index, measure_propagation, scaled
-from scalelong.theory.samples import Shape
+from scalelong.theory.propagation import Shape, draw_inputs, gradient_index, measure_propagation, scaled
 from scalelong.theory.stacked import StackedUNet
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_gradients_are_those_of_autograd_for_every_matrix_and_sample(depth):
+def test_gradients_equal_autograds_for_every_matrix_and_sample(depth):
     net = StackedUNet(12, 3, depth, scaling=ConstantScaling(0.7)).double()
     x, eps = torch.randn(4, 12, dtype=torch.float64), torch.randn(4, 12, dtype=torch.float64)
-    found = measure_propagation(net, x, eps)
-    assert found.gradients.shape == (4, 7, depth)
+    measured = measure_propagation(net, x, eps)
+    assert measured.gradients.shape == (4, 7, depth)
     for sample in range(4):
         loss = (eps[sample] - net(x[sample : sample + 1])).square().sum()
         net.zero_grad()
         loss.backward()
-        for row, block in enumerate(blocks(net)):
+        for row, block in enumerate(net.blocks):
             for column, matrix in enumerate(block.matrices):
                 expected = matrix.weight.grad.square().sum() / (loss.detach() * x[sample].square().sum())
-                assert float(found.gradients[sample, row, column]) == pytest.approx(float(expected), rel=1e-9)
+                assert float(measured.gradients[sample, row, column]) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_features_are_the_squared_norms_of_every_h_i():
     net, x = StackedUNet(12, 3), torch.randn(4, 12)
-    found = measure_propagation(net, x, torch.zeros(4, 12))
+    measured = measure_propagation(net, x, torch.zeros(4, 12))
     for i, hidden in enumerate(net.features(x).hidden):
         expected = hidden.detach().square().sum(1) / x.square().sum(1)
-        assert torch.allclose(found.features[:, i], expected, rtol=1e-5)
+        assert torch.allclose(measured.features[:, i], expected, rtol=1e-5)
 
 
 def test_measuring_leaves_no_hook_and_no_gradient():
@@ -47,12 +46,10 @@ def test_rows_of_gradients_belong_to_the_right_blocks():
     names = [shape.matrix_name(row, 0) for row in range(5)]
     assert names == ["a_1 W_1", "a_2 W_1", "f_2 W_1", "b_1 W_1", "b_2 W_1"]
     net = shape.build("kaiming", seed=0)
-    assert [
-        block is other for block, other in zip(blocks(net), [*net.encoders, net.middle, *net.decoders], strict=True)
-    ]
+    assert [id(block) for block in net.blocks] == [id(b) for b in (*net.encoders, net.middle, *net.decoders)]
 
 
-def test_another_scaling_holds_only_inside_its_block():
+def test_scaled_restores_the_network():
     net, x = StackedUNet(8, 2), torch.randn(1, 8)
     before = net(x)
     with scaled(net, ConstantScaling(0.5)):

@@ -1,4 +1,4 @@
-"""The whole measurement of Section 3, small: its numbers, its verdicts and its figure."""
+"""`measure_theory` at a small size: rows, verdicts and the figure."""
 
 import json
 import math
@@ -6,16 +6,24 @@ import math
 import pytest
 import torch
 
-from scalelong import ConstantScaling, ScaleLongError
+from scalelong import ConstantScaling
+from scalelong.errors import InvalidValueError
+from scalelong.kappa import sum_of_squares
 from scalelong.report.figures import draw_theory, save_figure
-from scalelong.theory import Shape, four_scalings, measure_theory
-from scalelong.theory.bounds import sum_of_squares
-from scalelong.theory.meanfield import log_feature_path_sum
-from scalelong.theory.propagation_rows import fit_row, input_row, propagation_row, sweep_row
-from scalelong.theory.robustness_rows import robustness_rows, violation_rows
-from scalelong.theory.samples import INPUTS, Samples, ddpm_inputs, sample_networks
+from scalelong.theory import Shape, four_scalings, measure_theory, verdicts
+from scalelong.theory.bounds import log_feature_path_sum
+from scalelong.theory.lipschitz import robustness_rows, violation_rows
+from scalelong.theory.propagation import (
+    INPUTS,
+    Samples,
+    ddpm_inputs,
+    fit_row,
+    input_row,
+    propagation_row,
+    sample_networks,
+    sweep_row,
+)
 from scalelong.theory.stacked import INITS, StackedUNet
-from scalelong.theory.verdicts import verdicts
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,7 @@ def rows(report, init, kind="propagation"):
 # ------------------------------------------------------------------------------------------------ parts
 
 
-def test_samples_are_the_networks_own_features():
+def test_samples_hold_the_features_of_the_networks():
     shape, scalings = Shape(32, 2, 2), four_scalings(0.5)
     samples = sample_networks("kaiming", shape, scalings, seeds=3)
     noisy = ddpm_inputs(INPUTS, 32, seed=2)
@@ -40,53 +48,55 @@ def test_samples_are_the_networks_own_features():
     assert samples["CS 0.5"].gradients.shape == (3, INPUTS, 5, 2)
 
 
-def test_a_network_that_is_exactly_theorem_3_1_is_fitted_exactly():
+def test_the_fit_recovers_the_constants_of_theorem_3_1():
     shape, scalings = Shape(64, 3, 2), four_scalings(0.6)
     samples = {}
     for name, spec in scalings.items():
         kappas = spec.coefficients(3)
         means = torch.tensor([2.5 * sum_of_squares(kappas, i + 1) + 1.5 for i in range(4)], dtype=torch.float64)
         samples[name] = Samples(means.expand(5, INPUTS, 4), torch.ones(5, INPUTS, 7, 2, dtype=torch.float64), 1.0)
-    found = fit_row("norm-preserving", shape, scalings, samples)
-    assert (found.c1, found.c2, found.r_squared) == pytest.approx((2.5, 1.5, 1.0))
-    assert found.r_squared_printed < 0.95
-    assert found.r_squared_paths < 1.0
-    assert len(found.points) == 4 * 4
+    fit = fit_row("norm-preserving", shape, scalings, samples)
+    assert (fit.c1, fit.c2, fit.r_squared) == pytest.approx((2.5, 1.5, 1.0))
+    assert fit.r_squared_printed < 0.95
+    assert fit.r_squared_paths < 1.0
+    assert len(fit.points) == 4 * 4
 
 
-def test_a_row_holds_means_errors_and_the_constant_of_its_samples():
+def test_a_row_holds_mean_error_and_constant_of_its_samples():
     shape, spec = Shape(64, 1, 1), ConstantScaling(0.5)
     features = torch.tensor([[1.0, 3.0], [5.0, 7.0]], dtype=torch.float64)  # two networks, two inputs
     gradients = torch.ones(2, 2, 3, 1, dtype=torch.float64)
     gradients[1, 0, 2, 0] = 40.0  # one gradient of b_1: Σκ² + 1 = 2
     samples = Samples(torch.stack([features, features], dim=-1), gradients, noise_ratio=1.0)
-    found = propagation_row("norm-preserving", "CS 0.5", spec, shape, samples)
-    assert found.feature.measured == 4.0
-    assert found.feature.error == pytest.approx(math.sqrt(8) / math.sqrt(2))  # networks' means 2 and 6
-    assert found.feature.predicted == pytest.approx(2.0)
-    assert found.constant == 20.0
-    assert found.matrix == "a_1 W_1"
+    row = propagation_row("norm-preserving", "CS 0.5", spec, shape, samples)
+    assert row.feature.measured == 4.0
+    assert row.feature.error == pytest.approx(math.sqrt(8) / math.sqrt(2))  # networks' means 2 and 6
+    assert row.feature.predicted == pytest.approx(2.0)
+    assert row.constant == 20.0
+    assert row.matrix == "a_1 W_1"
 
 
-def test_the_spread_is_that_of_the_logarithm_over_networks():
+def test_the_spread_is_the_standard_deviation_of_the_logarithm_over_networks():
     shape, scalings = Shape(100, 2, 2), four_scalings(0.6)
     logs = torch.randn(4000, INPUTS, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.3
     logs[0, 0] = -math.inf  # a dead network
     features = logs.exp()[..., None].expand(-1, -1, 3)
     samples = dict.fromkeys(scalings, Samples(features, torch.ones(4000, INPUTS, 5, 2, dtype=torch.float64), 1.0))
-    found = sweep_row("kaiming", shape, scalings, samples)
-    assert found.spread == pytest.approx(0.3, rel=0.02)
-    assert found.spread_predicted == pytest.approx(math.sqrt(5 * 7 / 100))
+    propagation = [propagation_row("kaiming", name, spec, shape, samples[name]) for name, spec in scalings.items()]
+    row = sweep_row(shape, propagation, fit_row("kaiming", shape, scalings, samples), samples.values())
+    assert row.spread == pytest.approx(0.3, rel=0.02)
+    assert row.spread_predicted == pytest.approx(math.sqrt(5 * 7 / 100))
+    assert row.init == "kaiming"
 
 
 def test_lemma_3_2_is_measured_for_each_process():
-    found = input_row("ddpm", width=64, samples=20_000)
-    assert found.mean_alpha_bar == pytest.approx(0.2755, abs=1e-4)
-    assert found.predicted == pytest.approx(1 - 2 * found.mean_alpha_bar / 3)
-    assert found.measured == pytest.approx(found.predicted, rel=0.01)
+    row = input_row("ddpm", width=64, samples=20_000)
+    assert row.mean_alpha_bar == pytest.approx(0.2755, abs=1e-4)
+    assert row.predicted == pytest.approx(1 - 2 * row.mean_alpha_bar / 3)
+    assert row.measured == pytest.approx(row.predicted, rel=0.01)
 
 
-def test_robustness_rows_are_ordered_as_the_theory_has_it():
+def test_measurements_stay_below_the_bounds_in_the_order_of_the_theory():
     for row in robustness_rows("norm-preserving", Shape(32, 3, 2), four_scalings(0.7), seeds=2):
         assert row.perturbed <= row.network * 1.5 <= row.certified <= row.lipschitz
         assert row.main_term < row.paper < row.certified
@@ -144,17 +154,17 @@ def test_theorem_3_3_s_constant_explodes_with_kaiming(report):
     assert preserving[-1].constant / preserving[0].constant < 4**3 / 2
 
 
-def test_the_verdicts_say_what_holds(report):
-    found = {(verdict.statement, verdict.setting): verdict for verdict in verdicts(report)}
-    assert found["Theorem 3.1", "norm-preserving"].holds
-    assert not found["Theorem 3.1", "kaiming"].holds
-    assert not found["Theorem 3.1, index", "norm-preserving"].holds
-    assert found["Lemma 3.2", "uniform x_0"].holds
-    assert not found["Theorem 3.3", "kaiming"].holds
-    assert found["Theorem 3.4, certified", "both"].holds
-    assert not found["Theorem 3.4", "both"].holds
-    assert "0.2755" in found["Lemma 3.2", "uniform x_0"].found
-    assert all(verdict.found and verdict.says for verdict in found.values())
+def test_verdicts_separate_the_statements_that_hold_from_those_that_do_not(report):
+    judged = {(verdict.statement, verdict.setting): verdict for verdict in verdicts(report)}
+    assert judged["Theorem 3.1", "norm-preserving"].holds
+    assert not judged["Theorem 3.1", "kaiming"].holds
+    assert not judged["Theorem 3.1, index", "norm-preserving"].holds
+    assert judged["Lemma 3.2", "uniform x_0"].holds
+    assert not judged["Theorem 3.3", "kaiming"].holds
+    assert judged["Theorem 3.4, certified", "both"].holds
+    assert not judged["Theorem 3.4", "both"].holds
+    assert "0.2755" in judged["Lemma 3.2", "uniform x_0"].result
+    assert all(verdict.claim and verdict.result for verdict in judged.values())
 
 
 def test_the_report_is_json(report):
@@ -193,14 +203,14 @@ def test_the_figure_is_written_in_the_format_of_its_name(report, tmp_path):
     assert "<svg" in (tmp_path / "theory.svg").read_text()
 
 
-def test_one_skip_is_enough():
-    found = measure_theory(seeds=2, width=32, skips=1, depth=1)
-    assert [row.shape.skips for row in found.skip_sweep("kaiming")] == [1, 2]
-    assert verdicts(found)
+def test_one_skip_works():
+    small = measure_theory(seeds=2, width=32, skips=1, depth=1)
+    assert [row.shape.skips for row in small.skip_sweep("kaiming")] == [1, 2]
+    assert verdicts(small)
 
 
 @pytest.mark.parametrize("options", [{"seeds": 1}, {"width": 16}, {"skips": 0}, {"depth": 0}])
-def test_too_little_is_refused(options):
-    (name,) = options
-    with pytest.raises(ScaleLongError, match=f"{name} is"):
+def test_too_small_values_raise(options):
+    ((name, value),) = options.items()
+    with pytest.raises(InvalidValueError, match=f"{name}.*got {value}"):
         measure_theory(**options)

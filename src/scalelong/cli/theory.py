@@ -11,9 +11,8 @@ import typer
 from scalelong.cli._shared import Figure, Json, check_figure, console, echo_json, print_table
 
 if TYPE_CHECKING:
-    from scalelong.theory import TheoryReport
-    from scalelong.theory.propagation_rows import Compared, PropagationRow
-    from scalelong.theory.verdicts import Verdict
+    from scalelong.theory import TheoryReport, Verdict
+    from scalelong.theory.propagation import Compared, PropagationRow
 
 
 def theory(
@@ -33,8 +32,7 @@ def theory(
 
     Example: scalelong theory --out theory.png
     """
-    from scalelong.theory import measure_theory
-    from scalelong.theory.verdicts import verdicts
+    from scalelong.theory import measure_theory, verdicts
 
     check_figure(out)
     report = measure_theory(seeds=seeds, width=width, skips=skips, depth=depth, kappa=kappa)
@@ -64,8 +62,8 @@ def _print(report: TheoryReport, statements: list[Verdict]) -> None:
     screen.print("[bold]Does it hold as printed?[/]")
     for verdict in statements:
         mark = "[green]yes[/]" if verdict.holds else "[red]no [/]"
-        screen.print(f"{mark} [bold]{verdict.statement}[/] ({verdict.setting}): {verdict.says}")
-        screen.print(Padding(verdict.found, (0, 0, 0, 4)))
+        screen.print(f"{mark} [bold]{verdict.statement}[/] ({verdict.setting}): {verdict.claim}")
+        screen.print(Padding(verdict.result, (0, 0, 0, 4)))
 
 
 def _print_orders(report: TheoryReport) -> None:

@@ -1,7 +1,7 @@
-"""The statements of the paper's Section 3 as functions, and the closed forms of Sections 4.1 and 6.
+"""Formulas: the statements of the paper's Section 3, the closed forms of Sections 4.1 and 6, and the mean field.
 
-Everything that grows like M_0^N is computed as a logarithm, so N, M_0 and m may be as large as they like;
-the plain functions give `inf` where a float cannot hold the value. Coefficients are κ_1 … κ_N, outermost first.
+Values that grow like M_0^N are computed as logarithms, so N, M_0 and m may be arbitrarily large; functions that return
+the value itself return `inf` on overflow. Coefficients are κ_1 … κ_N, outermost first.
 """
 
 from __future__ import annotations
@@ -10,28 +10,47 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalelong.errors import ScaleLongError
-from scalelong.kappa import kappa_for_sum as kappa_for_sum
+from scalelong.errors import invalid
 from scalelong.kappa import log_geometric_sum, sum_of_squares
-from scalelong.scaling import ConstantScaling, FixedScaling, NoScaling, UniformScaling
+from scalelong.scaling import FixedScaling
+
+# ------------------------------------------------------------------------------------------- statements
 
 
-@dataclass(frozen=True)
-class Interval:
-    """low ≤ value ≤ high."""
+def expected_input_norm(m: int, mean_alpha_bar: float, pixel_second_moment: float = 1 / 3) -> float:
+    """Lemma 3.2: E‖x_t‖² = (1 − 2E_t ᾱ_t/3)m for x_0 uniform on [−1, 1].
 
-    low: float
-    high: float
+    For other data, pass their second moment E x_0²: E‖x_t‖² = (1 − E_t ᾱ_t·(1 − E x_0²))m.
+    """
+    if not 0 <= mean_alpha_bar <= 1:
+        raise invalid("mean_alpha_bar", "between 0 and 1", mean_alpha_bar)
+    return (1 - mean_alpha_bar * (1 - pixel_second_moment)) * m
 
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
+
+def log_robustness(coefficients: Sequence[float], log_m0: float, log_l0: float = -math.inf) -> float:
+    """Logarithm of Theorem 3.4's bound Σ_i κ_i M_0^i + c_0 with c_0 = M_0^N L_0 (Eq. 65)."""
+    n = _check_coefficients(coefficients)
+    terms = [log_or_minus_inf(kappa) + i * log_m0 for i, kappa in enumerate(coefficients, start=1)]
+    return log_sum_exp([*terms, n * log_m0 + log_l0])
+
+
+def robustness(coefficients: Sequence[float], m0: float, l0: float = 0.0, epsilon: float = 1.0) -> float:
+    """Theorem 3.4: the bound ε_δ[Σ_i κ_i M_0^i + M_0^N L_0] on the change of the output; `inf` on overflow.
+
+    The bound is certified for `m0` = max ‖J_b‖‖J_a‖. The paper's M_0 = max ‖b_i∘a_i‖ is smaller, and Eq. 61 moves
+    b_1∘a_1 past the inner gradient, which matrices do not allow: a network can violate the bound with that M_0.
+    """
+    return epsilon * _exp(log_robustness(coefficients, log_or_minus_inf(m0), log_or_minus_inf(l0)))
+
+
+# ----------------------------------------------------------------------------------------- closed forms
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What Sections 3, 4.1 and 6 print for one scaling, as text and as a number (constants left out).
+    """The orders that Sections 3, 4.1 and 6 print for one scaling, as text and as a number without constants.
 
-    feature: of ‖h_0‖² (and of the gradient, times the loss).  robustness: the main term of Theorem 3.4.
+    feature: order of ‖h_0‖² (and of the gradient, times the loss).  robustness: main term of Theorem 3.4.
     """
 
     feature: str
@@ -40,138 +59,122 @@ class Orders:
     log_robustness: float
 
 
-# ------------------------------------------------------------------------------------------- statements
-
-
-def feature_norm(
-    coefficients: Sequence[float],
-    i: int,
-    x_norm_sq: float,
-    rho: float,
-    c1: float = 1.0,
-    c2: float = 0.0,
-    as_printed: bool = False,
-) -> Interval:
-    """Theorem 3.1: (1 ∓ ρ)²[c_1‖x_t‖² Σ_{j=i+1}^N κ_j² + c_2], the range of ‖h_i‖² for h_i = f_i, 0 ≤ i ≤ N.
-
-    The statement (Eq. 4) prints the sum from j = i, its proof (Eqs. 44–50) has j = i + 1, which is the right
-    one for h_i = f_i: b_i and κ_i come after f_i. `as_printed=True` takes Eq. 4's index.
-    """
-    n = _check(coefficients)
-    _within("i", i, 0, n)
-    if not 0 < rho <= 1:
-        raise ScaleLongError(f"rho is {rho}; Theorem 3.1 holds for rho in (0, 1]")
-    start = max(i, 1) if as_printed else i + 1
-    middle = c1 * x_norm_sq * sum_of_squares(coefficients, start) + c2
-    return Interval((1 - rho) ** 2 * middle, (1 + rho) ** 2 * middle)
-
-
-def feature_probability(n: int, m: int, rho: float, factor: float = 1.0, rate: float = 1.0) -> float:
-    """Theorem 3.1's probability 1 − O(N) exp(−Ω(mρ²)), at least 0; the paper leaves `factor` and `rate` open."""
-    return max(0.0, 1.0 - factor * n * math.exp(-rate * m * rho**2))
-
-
-def expected_input_norm(m: int, mean_alpha_bar: float, pixel_second_moment: float = 1 / 3) -> float:
-    """Lemma 3.2: E‖x_t‖² = (1 − 2E_t ᾱ_t/3)m for x_0 uniform on [−1, 1].
-
-    For other data replace E x_0² = 1/3 by its own second moment: (1 − E_t ᾱ_t·(1 − E x_0²))m.
-    """
-    if not 0 <= mean_alpha_bar <= 1:
-        raise ScaleLongError(f"mean_alpha_bar is {mean_alpha_bar}; it must be between 0 and 1")
-    return (1 - mean_alpha_bar * (1 - pixel_second_moment)) * m
-
-
-def gradient_norm(
-    coefficients: Sequence[float], i: int, loss: float, x_norm_sq: float, constant: float = 1.0, c3: float = 0.0
-) -> float:
-    """Theorem 3.3: constant·(ℓ‖x_t‖² Σ_{j=i}^N κ_j² + c_3), a bound on ‖∇ℓ‖² for any matrix of a_i or b_i.
-
-    `i` = N + 1 stands for the middle block, through which no skip passes.
-    """
-    n = _check(coefficients)
-    _within("i", i, 1, n + 1)
-    return constant * (loss * x_norm_sq * sum_of_squares(coefficients, i) + c3)
-
-
-def log_robustness(coefficients: Sequence[float], log_m0: float, log_l0: float = -math.inf) -> float:
-    """The logarithm of Theorem 3.4's bound Σ_i κ_i M_0^i + c_0 with c_0 = M_0^N L_0 (Eq. 65)."""
-    n = _check(coefficients)
-    terms = [_log(kappa) + i * log_m0 for i, kappa in enumerate(coefficients, start=1)]
-    return log_sum_exp([*terms, n * log_m0 + log_l0])
-
-
-def robustness(coefficients: Sequence[float], m0: float, l0: float = 0.0, epsilon: float = 1.0) -> float:
-    """Theorem 3.4: ε_δ[Σ_i κ_i M_0^i + M_0^N L_0] bounds how far the output moves; `inf` where it overflows.
-
-    It is certified when `m0` is max ‖J_b‖‖J_a‖. The paper's M_0 = max ‖b_i∘a_i‖ is smaller, and Eq. 61 moves
-    b_1∘a_1 past the inner gradient, which matrices do not allow: with it the bound can be violated.
-    """
-    return epsilon * _exp(log_robustness(coefficients, _log(m0), _log(l0)))
-
-
-def log_robustness_product(
-    coefficients: Sequence[float], log_norms: Sequence[float], log_l0: float = -math.inf
-) -> float:
-    """Eq. 65 before the maximum is taken: log[Σ_i κ_i Π_{j≤i} M_j + Π_j M_j·L_0] for the norms M_1 … M_N."""
-    n = _check(coefficients)
-    if len(log_norms) != n:
-        raise ScaleLongError(f"there are {len(log_norms)} norms for {n} long skips")
-    terms, product = [], 0.0
-    for kappa, log_norm in zip(coefficients, log_norms, strict=True):
-        product += log_norm
-        terms.append(_log(kappa) + product)
-    return log_sum_exp([*terms, product + log_l0])
-
-
-# ----------------------------------------------------------------------------------------- closed forms
-
-
-def closed_sum_of_squares(scaling: FixedScaling, n: int, start: int = 1) -> float:
-    """Σ_{j=start}^N κ_j² in closed form: N, κ²N, κ^{2(start−1)}(1 − κ^{2(N−start+1)})/(1 − κ²), and reversed."""
-    _within("start", start, 1, n + 1)
-    count = n - start + 1
-    if isinstance(scaling, NoScaling):
-        return float(count)
-    if isinstance(scaling, UniformScaling):
-        return scaling.value**2 * count
-    if isinstance(scaling, ConstantScaling):
-        log_q = 2 * math.log(scaling.kappa)
-        # κ_j² is q^{j−1}, or reversed q^{N−j+1}, whose smallest power over j = start … N is q^1
-        first = log_q if scaling.reverse else (start - 1) * log_q
-        return _exp(first + log_geometric_sum(log_q, count))
-    return sum_of_squares(scaling.coefficients(n), start)
+def closed_sum_of_squares(scaling: FixedScaling, n: int) -> float:
+    """Σ_{j=1}^N κ_j², in closed form if κ_j is geometric: (1 − κ^{2N})/(1 − κ²) for CS."""
+    geometric = scaling.geometric(n)
+    if geometric is None:
+        return sum_of_squares(scaling.coefficients(n))
+    log_first, log_ratio = geometric
+    return _exp(2 * log_first + log_geometric_sum(2 * log_ratio, n))
 
 
 def log_main_term(scaling: FixedScaling, n: int, log_m0: float) -> float:
-    """log Σ_i κ_i M_0^i, the main term of Theorem 3.4, in closed form (Section 6's S and S_r)."""
-    if isinstance(scaling, NoScaling):
-        return log_m0 + log_geometric_sum(log_m0, n)
-    if isinstance(scaling, UniformScaling):
-        return math.log(scaling.value) + log_m0 + log_geometric_sum(log_m0, n)
-    if isinstance(scaling, ConstantScaling):
-        log_kappa = math.log(scaling.kappa)
-        if scaling.reverse:  # S_r = κ^N M_0 (1 + M_0/κ + … + (M_0/κ)^{N−1})
-            return n * log_kappa + log_m0 + log_geometric_sum(log_m0 - log_kappa, n)
-        return log_m0 + log_geometric_sum(log_m0 + log_kappa, n)  # S = M_0(1 + κM_0 + … + (κM_0)^{N−1})
-    return log_robustness(scaling.coefficients(n), log_m0)
+    """log Σ_i κ_i M_0^i, the main term of Theorem 3.4, in closed form if κ_i is geometric (Section 6's S and S_r).
+
+    S = M_0(1 + κM_0 + … + (κM_0)^{N−1}) for CS, and S_r = κ^N M_0 (1 + M_0/κ + … + (M_0/κ)^{N−1}) for reversed CS.
+    """
+    geometric = scaling.geometric(n)
+    if geometric is None:
+        return log_robustness(scaling.coefficients(n), log_m0)
+    log_first, log_ratio = geometric
+    return log_first + log_m0 + log_geometric_sum(log_m0 + log_ratio, n)
 
 
 def orders(scaling: FixedScaling, n: int, m: int, log_m0: float) -> Orders:
     """The orders that the paper prints for the standard, universal, CS and reversed CS network.
 
-    The robustness orders keep the largest term, so they presume M_0 > 1 (and κM_0 > 1 for CS).
+    The robustness orders keep the largest term, so they assume M_0 > 1 (and κM_0 > 1 for CS).
     """
-    features = m * closed_sum_of_squares(scaling, n)
-    if isinstance(scaling, NoScaling):
-        return Orders("O(N m)", features, "O(N M₀^N)", math.log(n) + n * log_m0)
-    if isinstance(scaling, UniformScaling):
-        return Orders("O(κ² N m)", features, "O(κ M₀^N)", math.log(scaling.value) + n * log_m0)
-    if isinstance(scaling, ConstantScaling):
-        log_kappa = math.log(scaling.kappa)
-        if scaling.reverse:
-            return Orders("O(κ² m)", features, "O(κ M₀^N)", log_kappa + n * log_m0)
-        return Orders("O(κ^{2i} m)", features, "O(M₀ (κM₀)^{N−1})", log_m0 + (n - 1) * (log_kappa + log_m0))
-    return Orders("O(m Σκ²)", features, "O(Σ κ_i M₀^i)", log_main_term(scaling, n, log_m0))
+    features, geometric = m * closed_sum_of_squares(scaling, n), scaling.geometric(n)
+    if geometric is None:
+        return Orders("O(m Σκ²)", features, "O(Σ κ_i M₀^i)", log_main_term(scaling, n, log_m0))
+    log_first, log_ratio = geometric
+    log_largest = log_first + (n - 1) * log_ratio + n * log_m0
+    if log_ratio < 0:  # CS
+        return Orders("O(κ^{2i} m)", features, "O(M₀ (κM₀)^{N−1})", log_largest)
+    if log_ratio > 0:  # reversed CS
+        return Orders("O(κ² m)", features, "O(κ M₀^N)", log_largest)
+    if log_first != 0:  # universal
+        return Orders("O(κ² N m)", features, "O(κ M₀^N)", log_largest)
+    return Orders("O(N m)", features, "O(N M₀^N)", math.log(n) + log_largest)
+
+
+# ------------------------------------------------------------------------------------------- mean field
+# A block of l matrices multiplies the squared norm by its gain g in expectation: ReLU halves what N(0, 2/m) doubles,
+# and no ReLU follows the last matrix, so g = 2 for Kaiming's N(0, 2/m) and g = 1 if the last matrix is N(0, 1/m).
+# That last matrix has mean zero and is independent of everything before it, so the cross terms of ‖κ_i s_i + h_i‖²
+# vanish in expectation, and for every width m exactly
+#
+#     E‖h_i‖² / ‖x‖² = Σ_{j=i+1}^N κ_j² g^{2j−i} + g^{2N−i+1}.
+#
+# The last term is the path through the middle block, which no κ scales. With g = 1 this is Theorem 3.1 with c_1 = 1
+# and c_2 = ‖x_t‖². With g = 2 the path over skip j carries 4^j, and the middle path outweighs the rest.
+
+BLOCK_GAIN = {"kaiming": 2.0, "norm-preserving": 1.0}
+
+
+def log_feature_path_sum(coefficients: Sequence[float], i: int, init: str) -> float:
+    """log E‖h_i‖²/‖x‖², exact for every width."""
+    n, log_gain = len(coefficients), math.log(BLOCK_GAIN[init])
+    skips = [2 * log_or_minus_inf(coefficients[j - 1]) + (2 * j - i) * log_gain for j in range(i + 1, n + 1)]
+    return log_sum_exp([*skips, (2 * n - i + 1) * log_gain])
+
+
+def gradient_path_sums(
+    coefficients: Sequence[float], init: str, depth: int, noise_ratio: float = 1.0
+) -> list[list[float]]:
+    """‖∇_W ℓ‖²/(ℓ‖x‖²) of every matrix as m → ∞, for ℓ = ‖ε − UNet(x)‖² and ‖ε‖²/‖x‖² = noise_ratio.
+
+    Rows are a_1 … a_N, f_N, b_1 … b_N, columns p = 1 … l.
+
+    The gradient has rank one, ‖∇_W ℓ‖ = 2‖q‖·‖z‖ for W's input z and q = ½∂ℓ/∂(Wz). Backward through W, q becomes
+    Wᵀq. Given u = Wz, W is u zᵀ/‖z‖² plus an independent part, so with c = ⟨u, q⟩ and variance v/m
+
+        ‖Wᵀq‖² = c²/‖z‖² + v‖q‖²,
+
+    and a ReLU before W keeps the first part, which is parallel to z, and halves the second. The proof of Theorem 3.3
+    (Lemma B.11) has only the second part, as if q were independent of W. But ∂ℓ/∂UNet = 2(UNet − ε) contains the
+    output: c is the share of ‖UNet‖² that passes through u, and each matrix adds c²/‖z‖².
+    """
+    n, gain = len(coefficients), BLOCK_GAIN[init]
+    squares = [kappa * kappa for kappa in coefficients]
+    variances = [2.0] * (depth - 1) + [gain]
+    S = [gain**i for i in range(n + 1)]  # ‖s_i‖², with ‖x‖² = 1
+    H, Z = [0.0] * n + [gain * S[n]], [0.0] * (n + 1)  # ‖h_i‖²; ‖z_i‖² of the joins z_i = κ_i s_i + h_i
+    for i in range(n, 0, -1):
+        Z[i] = squares[i - 1] * S[i] + H[i]
+        H[i - 1] = gain * Z[i]
+    loss = H[0] + noise_ratio
+
+    def back_through(q_norm: float, c: float, z_norm: float) -> tuple[list[float], float]:
+        """Return ‖∇_W ℓ‖²/ℓ of a block's matrices and ‖q‖² at its input; `q_norm` and `c` are in units of ℓ."""
+        row = [0.0] * depth
+        for p in range(depth - 1, -1, -1):
+            row[p] = 4 * q_norm * z_norm  # ReLU and N(0, 2/m) keep ‖z‖² inside the block
+            relu = 0.5 if p > 0 else 1.0
+            q_norm = c * c * loss / z_norm + relu * variances[p] * q_norm
+        return row, q_norm
+
+    q_norm, c = 1.0, H[0] / loss
+    decoders, joins = [], []  # joins: ‖q‖² and c at each join
+    for i in range(1, n + 1):
+        row, q_norm = back_through(q_norm, c, Z[i])
+        decoders.append(row)
+        joins.append((q_norm, c))
+        c *= H[i] / Z[i]
+    middle, q_norm = back_through(q_norm, c, S[n])
+    encoders: list[list[float]] = []
+    for i in range(n, 0, -1):  # at s_i the gradient over the skip adds to the one from inside
+        join_norm, join_c = joins[i - 1]
+        skip_c = join_c * squares[i - 1] * S[i] / Z[i]
+        q_norm += squares[i - 1] * join_norm + 2 * skip_c * c * loss / S[i]
+        c += skip_c
+        row, q_norm = back_through(q_norm, c, S[i - 1])
+        encoders.insert(0, row)
+    return [*encoders, middle, *decoders]
+
+
+# ---------------------------------------------------------------------------------------------- helpers
 
 
 def log_sum_exp(terms: Sequence[float]) -> float:
@@ -182,9 +185,10 @@ def log_sum_exp(terms: Sequence[float]) -> float:
     return top + math.log(math.fsum(math.exp(term - top) for term in terms))
 
 
-def _log(value: float) -> float:
+def log_or_minus_inf(value: float) -> float:
+    """log(value), and −inf for 0."""
     if not value >= 0:
-        raise ScaleLongError(f"{value} is not a number of at least 0")
+        raise invalid("a norm or coefficient", "a number >= 0", value)
     return math.log(value) if value > 0 else -math.inf
 
 
@@ -195,15 +199,10 @@ def _exp(log_value: float) -> float:
         return math.inf
 
 
-def _check(coefficients: Sequence[float]) -> int:
+def _check_coefficients(coefficients: Sequence[float]) -> int:
     if not coefficients:
-        raise ScaleLongError("there is no coefficient; a U-Net has at least one long skip")
+        raise invalid("coefficients", "one number per long skip", coefficients)
     for i, kappa in enumerate(coefficients, start=1):
         if not (kappa >= 0 and math.isfinite(kappa)):
-            raise ScaleLongError(f"coefficient κ_{i} is {kappa}; it must be a finite number of at least 0")
+            raise invalid(f"coefficient κ_{i}", "a finite number >= 0", kappa)
     return len(coefficients)
-
-
-def _within(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ScaleLongError(f"{name} is {value}; it must be between {low} and {high}")

@@ -1,4 +1,4 @@
-"""Straight lines through measurements, and how much of them a prediction explains."""
+"""Least-squares lines, power-law exponents and R²: the package's one line fit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import invalid
 
 
 @dataclass(frozen=True)
 class Line:
-    """y ≈ slope·x + intercept, the least squares fit."""
+    """y ≈ slope·x + intercept."""
 
     slope: float
     intercept: float
@@ -19,10 +19,10 @@ class Line:
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
-    """Least squares; needs two different x."""
+    """Fit a line by least squares. Needs at least two different values of x."""
     n = len(x)
     if n != len(y) or n < 2 or max(x) == min(x):
-        raise ScaleLongError(f"a line needs two points with different x, not {list(x)} and {list(y)}")
+        raise invalid("x and y", "of equal length with at least two different x", (list(x), list(y)))
     mean_x, mean_y = math.fsum(x) / n, math.fsum(y) / n
     spread = math.fsum((value - mean_x) ** 2 for value in x)
     slope = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
@@ -31,7 +31,7 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
 
 
 def r_squared(y: Sequence[float], predicted: Sequence[float]) -> float:
-    """1 − Σ(y − ŷ)²/Σ(y − ȳ)²: 1 is perfect, 0 no better than the mean, and below 0 is worse than it."""
+    """1 − Σ(y − ŷ)²/Σ(y − ȳ)²: 1 is perfect, 0 is as good as the mean, below 0 is worse."""
     mean = math.fsum(y) / len(y)
     total = math.fsum((value - mean) ** 2 for value in y)
     error = math.fsum((a - b) ** 2 for a, b in zip(y, predicted, strict=True))
@@ -41,5 +41,5 @@ def r_squared(y: Sequence[float], predicted: Sequence[float]) -> float:
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """p of y ∝ x^p, from a line through the logarithms."""
+    """The exponent p of y ∝ x^p, from a line through the logarithms."""
     return fit_line([math.log(value) for value in x], [math.log(value) for value in y]).slope

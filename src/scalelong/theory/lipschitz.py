@@ -1,69 +1,70 @@
-"""Measure Theorem 3.4 on the network of Eq. 3: how far its output can move, and the two bounds on that.
+"""Theorem 3.4 on the network of Eq. 3: how far the output moves, the certified bound and the paper's bound.
 
-ReLU networks are linear around an input, so for a small perturbation the exact answer is the spectral norm of the
-Jacobian ∂UNet/∂x_t. Theorem 3.4 is held against it with the norms of the blocks' Jacobians at the same input.
+A ReLU network is linear around an input, so for a small perturbation the exact answer is the spectral norm of the
+Jacobian ∂UNet/∂x_t. Theorem 3.4 is compared with it, using the norms of the blocks' Jacobians at the same input.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from scalelong.errors import ScaleLongError
-from scalelong.scaling import FixedSkips
+from scalelong.errors import UnsupportedNetworkError, invalid
+from scalelong.scaling import ConstantScaling, FixedScaling
 from scalelong.skips import scaling_of
-from scalelong.theory.bounds import log_robustness, log_robustness_product
+from scalelong.theory.bounds import log_main_term, log_or_minus_inf, log_robustness
+from scalelong.theory.propagation import Shape, ddpm_inputs, scaled
 from scalelong.theory.stacked import Stack, StackedUNet
+
+PERTURBATION = 0.01  # ‖δ‖/‖x_t‖ of the random perturbations
+PERTURBATIONS = 16
 
 
 @dataclass(frozen=True)
 class LocalRobustness:
-    """Norms of the Jacobians at one input, outermost first."""
+    """Norms of the Jacobians at one input, outermost first.
+
+    network: ‖∂UNet/∂x_t‖₂, the largest ‖UNet(x_t + δ) − UNet(x_t)‖/‖δ‖ of a small δ.
+    separate: ‖J_{b_i}‖‖J_{a_i}‖.
+    composed: ‖J_{b_i}J_{a_i}‖, the paper's ‖b_i∘a_i‖.
+    middle: ‖J_{f_N}‖, the paper's L_0.
+    """
 
     coefficients: tuple[float, ...]
     network: float
-    """‖∂UNet/∂x_t‖₂: the largest ‖UNet(x_t + δ) − UNet(x_t)‖/‖δ‖ of a small δ."""
     separate: tuple[float, ...]
-    """‖J_{b_i}‖‖J_{a_i}‖."""
     composed: tuple[float, ...]
-    """‖J_{b_i}J_{a_i}‖, the paper's ‖b_i∘a_i‖."""
     middle: float
-    """‖J_{f_N}‖, the paper's L_0."""
 
     @property
     def log_certified(self) -> float:
-        """Theorem 3.4 with M_0 = max ‖J_b‖‖J_a‖: by the triangle inequality and submultiplicativity it always holds."""
-        return log_robustness(self.coefficients, _log(max(self.separate)), _log(self.middle))
+        """Theorem 3.4 with M_0 = max ‖J_b‖‖J_a‖. It always holds, by the triangle inequality."""
+        return log_robustness(self.coefficients, log_or_minus_inf(max(self.separate)), log_or_minus_inf(self.middle))
 
     @property
     def log_paper(self) -> float:
-        """Theorem 3.4 with the paper's M_0 = max ‖b_i∘a_i‖: Eq. 61's step can break it."""
-        return log_robustness(self.coefficients, _log(max(self.composed)), _log(self.middle))
-
-    @property
-    def log_paper_product(self) -> float:
-        """The same before the maximum is taken (Eq. 65, fourth line)."""
-        return log_robustness_product(self.coefficients, [_log(v) for v in self.composed], _log(self.middle))
+        """Theorem 3.4 with the paper's M_0 = max ‖b_i∘a_i‖. A network can violate it, because of Eq. 61."""
+        return log_robustness(self.coefficients, log_or_minus_inf(max(self.composed)), log_or_minus_inf(self.middle))
 
     def violates(self, log_bound: float, slack: float = 1e-5) -> bool:
-        """Whether the network's own norm exceeds a bound, by more than rounding."""
+        """Whether the norm of the network exceeds a bound by more than rounding."""
         return self.network > 0 and math.log(self.network) > log_bound + slack
 
 
 def measure_robustness(net: StackedUNet, x: Tensor) -> LocalRobustness:
-    """Every Jacobian at one input `x` (m,), exactly, from the matrices and the ReLUs' pattern."""
+    """Compute every Jacobian at one input `x` (m,), exactly, from the matrices and the ReLU pattern."""
     if x.shape != (net.width,):
-        raise ScaleLongError(f"one input of shape ({net.width},) is needed, not {tuple(x.shape)}")
+        raise invalid("the shape of x", f"({net.width},), one input", tuple(x.shape))
     kappas = coefficients_of(net)
     with torch.no_grad():
         features = net.features(x)
         joins = [k * s + h for k, s, h in zip(kappas, features.skips, features.hidden[1:], strict=True)]
-        into = [x, *features.skips[:-1]]
-        J_a = [stack_jacobian(a, s) for a, s in zip(net.encoders, into, strict=True)]
+        inputs = [x, *features.skips[:-1]]
+        J_a = [stack_jacobian(a, s) for a, s in zip(net.encoders, inputs, strict=True)]
         J_b = [stack_jacobian(b, z) for b, z in zip(net.decoders, joins, strict=True)]
         J_middle = stack_jacobian(net.middle, features.skips[-1])
         J = J_middle
@@ -76,18 +77,20 @@ def measure_robustness(net: StackedUNet, x: Tensor) -> LocalRobustness:
 
 
 def global_log_norms(net: StackedUNet) -> tuple[float, float]:
-    """log M_0 and log L_0 that hold at every input, from the matrices' own norms: max Π‖W‖ and the middle's Π‖W‖.
+    """log M_0 and log L_0 for every input, from the norms of the matrices: max Π‖W‖ and the middle block's Π‖W‖.
 
     With them Theorem 3.4 (`bounds.log_robustness`) is certified for perturbations of any size.
     """
     with torch.no_grad():
-        a, b = (_weight_norms(stacks) for stacks in (net.encoders, net.decoders))
-        middle = float(_weight_norms([net.middle])[0])
-    return _log(float((a * b).max())), _log(middle)
+        a, b, middle = (
+            torch.stack([_norms(_weights(stack)).prod() for stack in stacks])  # Π_p ‖W_p‖
+            for stacks in (net.encoders, net.decoders, [net.middle])
+        )
+    return log_or_minus_inf(float((a * b).max())), log_or_minus_inf(float(middle[0]))
 
 
 def stack_jacobian(stack: nn.Module, x: Tensor) -> Tensor:
-    """∂(stack∘x)/∂x at one input (m,): the matrices with the closed ReLUs' rows struck out.  (m, m)"""
+    """∂(stack∘x)/∂x at one input (m,): the product of the matrices without the rows of closed ReLUs.  (m, m)"""
     *inner, last = _weights(stack)
     J = torch.eye(len(x), dtype=x.dtype)
     for weight in inner:
@@ -98,27 +101,28 @@ def stack_jacobian(stack: nn.Module, x: Tensor) -> Tensor:
 
 
 def coefficients_of(net: StackedUNet) -> tuple[float, ...]:
-    """κ_1 … κ_N in force."""
-    scaler = scaling_of(net)
-    if scaler is None:
+    """The fixed coefficients κ_1 … κ_N that scale the network; 1 if it is not scaled."""
+    scaling = scaling_of(net)
+    if scaling is None:
         return (1.0,) * net.num_skips
-    if not isinstance(scaler, FixedSkips):
-        raise ScaleLongError(f"the coefficients of {scaler.spec!r} are not constants; the bounds need κ_1 … κ_N")
-    return scaler.coefficients
+    kappas = scaling.spec.coefficients(net.num_skips)
+    if kappas is None:
+        raise UnsupportedNetworkError(f"the bounds need fixed coefficients κ_1 … κ_N, got {scaling.spec!r}")
+    return kappas
 
 
 def counterexample(stretch: float = 10.0) -> StackedUNet:
-    """A network of two skips and width 2 in which the paper's bound fails, by a factor that grows like stretch².
+    """A network of two skips and width 2 that violates the paper's bound by a factor that grows like stretch².
 
     b_1∘a_1 is the identity, but b_1 and a_1 stretch opposite axes and b_2 swaps the axes between them. Every
-    ‖b_i∘a_i‖ is 1 while the network stretches by stretch²: norms of products do not see what happens in between.
+    ‖b_i∘a_i‖ is 1, and the network stretches by stretch²: norms of products ignore what happens in between.
     """
     net = StackedUNet(width=2, num_skips=2, block_depth=1)
     stretched = torch.tensor([stretch, 1 / stretch]).diag()
     swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     matrices = [stretched, torch.eye(2), torch.eye(2), torch.linalg.inv(stretched), swap]  # a_1, a_2, f_N, b_1, b_2
     with torch.no_grad():
-        for block, matrix in zip((*net.encoders, net.middle, *net.decoders), matrices, strict=True):
+        for block, matrix in zip(net.blocks, matrices, strict=True):
             _weights(block)[0].copy_(matrix)
     return net
 
@@ -132,10 +136,116 @@ def _weights(stack: nn.Module) -> list[Tensor]:
     return [matrix.weight for matrix in stack.matrices if isinstance(matrix, nn.Linear)]
 
 
-def _weight_norms(stacks: Iterable[nn.Module]) -> Tensor:
-    """Π_p ‖W_p‖ of each stack."""
-    return torch.stack([_norms(_weights(stack)).prod() for stack in stacks])
+# ------------------------------------------------------------------------------------- over many networks
 
 
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
+@dataclass(frozen=True)
+class RobustnessRow:
+    """One initialization and scaling; geometric means over networks.
+
+    network: ‖∂UNet/∂x_t‖₂, the worst direction of a small perturbation.
+    perturbed: the largest ‖ΔUNet‖/‖δ‖ over random δ with ‖δ‖ = 0.01‖x_t‖.
+    certified, paper: the bounds with M_0 = max ‖J_b‖‖J_a‖ and with M_0 = max ‖b_i∘a_i‖; m0 is the latter, l0 is L_0.
+    main_term: Σ κ_i M_0^i, the part of the paper's bound that κ scales; the rest is c_0 = M_0^N L_0.
+    lipschitz: the bound from the norms of the matrices, certified for perturbations of any size.
+    certified_violations: networks that exceed the certified bound, or `lipschitz` under a random perturbation.
+    """
+
+    init: str
+    scaling: str
+    network: float
+    perturbed: float
+    certified: float
+    paper: float
+    main_term: float
+    lipschitz: float
+    m0: float
+    l0: float
+    checked: int
+    certified_violations: int
+    paper_violations: int
+
+
+@dataclass(frozen=True)
+class ViolationRow:
+    """How often one kind of network exceeds Theorem 3.4's bounds; worst: largest ‖∂UNet/∂x_t‖ / the paper's bound."""
+
+    networks: str
+    checked: int
+    certified: int
+    paper: int
+    worst: float
+
+
+def robustness_rows(init: str, shape: Shape, scalings: Mapping[str, FixedScaling], seeds: int) -> list[RobustnessRow]:
+    """Measure one network and input per seed, the same for every scaling."""
+    cases: dict[str, list[tuple[LocalRobustness, float, float]]] = {name: [] for name in scalings}
+    for seed in range(seeds):
+        net, x = shape.build(init, seed), ddpm_inputs(1, shape.width, seed).x_t[0]
+        delta = torch.randn(PERTURBATIONS, shape.width, generator=torch.Generator().manual_seed(seed))
+        delta *= PERTURBATION * x.norm() / delta.norm(dim=1, keepdim=True)
+        log_norms = global_log_norms(net)
+        for name, spec in scalings.items():
+            with scaled(net, spec), torch.no_grad():
+                change = (net(x + delta) - net(x)).norm(dim=1) / delta.norm(dim=1)
+                local = measure_robustness(net, x)
+            log_lipschitz = log_robustness(local.coefficients, *log_norms)
+            cases[name].append((local, math.log(float(change.max())), log_lipschitz))
+    return [_robustness_row(init, name, scalings[name], *zip(*rows, strict=True)) for name, rows in cases.items()]
+
+
+def violation_rows(kappa: float, networks: int = 500) -> tuple[ViolationRow, ...]:
+    """Count violations where Eq. 61's step fails: in very narrow networks by chance, in one by construction."""
+    narrow = []
+    for seed in range(networks):
+        net = StackedUNet(2, 2, 1, ConstantScaling(kappa), init="norm-preserving", seed=seed)
+        narrow.append(measure_robustness(net, torch.ones(2)))
+    built = measure_robustness(counterexample(10.0), torch.ones(2))
+    return (
+        _violation_row("random, m = 2, N = 2, l = 1", narrow),
+        _violation_row("constructed: b_1∘a_1 = 1 with a swap of axes between", [built]),
+    )
+
+
+def _robustness_row(
+    init: str,
+    name: str,
+    spec: FixedScaling,
+    local: Sequence[LocalRobustness],
+    log_perturbed: Sequence[float],
+    log_lipschitz: Sequence[float],
+) -> RobustnessRow:
+    log_m0 = [math.log(max(one.composed)) for one in local]
+    exceeded = sum(perturbed > bound for perturbed, bound in zip(log_perturbed, log_lipschitz, strict=True))
+    return RobustnessRow(
+        init=init,
+        scaling=name,
+        network=_geometric_mean(math.log(one.network) for one in local),
+        perturbed=_geometric_mean(log_perturbed),
+        certified=_geometric_mean(one.log_certified for one in local),
+        paper=_geometric_mean(one.log_paper for one in local),
+        main_term=_geometric_mean(log_main_term(spec, len(local[0].composed), m) for m in log_m0),
+        lipschitz=_geometric_mean(log_lipschitz),
+        m0=_geometric_mean(log_m0),
+        l0=_geometric_mean(math.log(one.middle) for one in local),
+        checked=len(local),
+        certified_violations=sum(one.violates(one.log_certified) for one in local) + exceeded,
+        paper_violations=sum(one.violates(one.log_paper) for one in local),
+    )
+
+
+def _violation_row(networks: str, local: list[LocalRobustness]) -> ViolationRow:
+    return ViolationRow(
+        networks=networks,
+        checked=len(local),
+        certified=sum(one.violates(one.log_certified) for one in local),
+        paper=sum(one.violates(one.log_paper) for one in local),
+        worst=max(one.network / math.exp(one.log_paper) for one in local),
+    )
+
+
+def _geometric_mean(logarithms: Iterable[float]) -> float:
+    """exp of the mean; inf on overflow."""
+    values = list(logarithms)
+    mean = math.fsum(values) / len(values)
+    return math.exp(mean) if mean < 700 else math.inf

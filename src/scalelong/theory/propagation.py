@@ -1,22 +1,95 @@
-"""Measure forward and backward propagation through the network of Eq. 3 (Theorems 3.1 and 3.3, Lemma 3.2)."""
+"""Forward and backward propagation through the network of Eq. 3: Theorems 3.1 and 3.3 and Lemma 3.2, measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from scalelong.scaling import FixedScaling
+from scalelong.kappa import sum_of_squares
+from scalelong.process import get_process
+from scalelong.scaling import ConstantScaling, FixedScaling, NoScaling, UniformScaling
 from scalelong.skips import apply, remove
-from scalelong.theory.stacked import Stack, StackedUNet
+from scalelong.theory.bounds import expected_input_norm, gradient_path_sums, log_feature_path_sum
+from scalelong.theory.fits import fit_line, r_squared
+from scalelong.theory.stacked import StackedUNet
+
+INPUTS = 8  # noisy inputs per network
+
+# ---------------------------------------------------------------------------------- networks and inputs
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of a network of Eq. 3: width m, N long skips, l matrices per block."""
+
+    width: int
+    skips: int
+    depth: int
+
+    def build(self, init: str, seed: int) -> StackedUNet:
+        return StackedUNet(self.width, self.skips, self.depth, init=init, seed=seed)
+
+    def matrix_name(self, row: int, column: int) -> str:
+        """Name of W in this row and column of `Propagation.gradients`, such as "a_1 W_2"."""
+        n = self.skips
+        block = f"a_{row + 1}" if row < n else f"f_{n}" if row == n else f"b_{row - n}"
+        return f"{block} W_{column + 1}"
+
+
+@dataclass(frozen=True)
+class NoisyInput:
+    """x_t = √ᾱ_t x_0 + √(1 − ᾱ_t) ε and its noise, (B, m) each."""
+
+    x_t: Tensor
+    eps: Tensor
+
+
+def four_scalings(kappa: float) -> dict[str, FixedScaling]:
+    """The scalings that the paper compares."""
+    return {
+        "standard": NoScaling(),
+        "1/√2": UniformScaling(),
+        f"CS {kappa:g}": ConstantScaling(kappa),
+        f"reversed CS {kappa:g}": ConstantScaling(kappa, reverse=True),
+    }
+
+
+def draw_inputs(count: int, width: int, alpha_bar: Tensor, seed: int) -> NoisyInput:
+    """Draw noisy samples as Lemma 3.2 assumes them: x_0 uniform on [−1, 1], t uniform over the schedule's steps."""
+    generator = torch.Generator().manual_seed(seed)
+    t = torch.randint(len(alpha_bar), (count, 1), generator=generator)
+    a = alpha_bar.to(torch.float32)[t]  # (count, 1)
+    x_0 = torch.rand(count, width, generator=generator) * 2 - 1
+    eps = torch.randn(count, width, generator=generator)
+    return NoisyInput(a.sqrt() * x_0 + (1 - a).sqrt() * eps, eps)
+
+
+def ddpm_inputs(count: int, width: int, seed: int) -> NoisyInput:
+    """Draw noisy samples with DDPM's schedule."""
+    return draw_inputs(count, width, get_process("ddpm").alpha_bar(torch.arange(1, 1001)), seed)
+
+
+@contextmanager
+def scaled(net: StackedUNet, scaling: FixedScaling) -> Iterator[StackedUNet]:
+    """Scale the network within the block; its weights do not change."""
+    apply(net, scaling, replace=True)
+    try:
+        yield net
+    finally:
+        remove(net)
+
+
+# ---------------------------------------------------------------------------------------- measurement
 
 
 @dataclass(frozen=True)
 class Propagation:
-    """A batch of inputs through one network and back.
+    """A forward and a backward pass of a batch through one network.
 
     features: ‖h_i‖²/‖x_t‖² for i = 0 … N.  (B, N+1)
     gradients: ‖∇_W ℓ‖²/(ℓ‖x_t‖²) of every matrix and sample, rows a_1 … a_N, f_N, b_1 … b_N, columns p = 1 … l.
@@ -28,11 +101,15 @@ class Propagation:
 
 
 @dataclass(frozen=True)
-class NoisyInput:
-    """x_t = √ᾱ_t x_0 + √(1 − ᾱ_t) ε with the noise that made it.  (B, m) each"""
+class Samples:
+    """`Propagation` over networks of different seeds.
 
-    x_t: Tensor
-    eps: Tensor
+    features: (seeds, INPUTS, N+1).    gradients: (seeds, INPUTS, 2N+1, l).    noise_ratio: mean of ‖ε‖²/‖x_t‖².
+    """
+
+    features: Tensor
+    gradients: Tensor
+    noise_ratio: float
 
 
 def gradient_index(row: int, num_skips: int) -> int:
@@ -40,31 +117,14 @@ def gradient_index(row: int, num_skips: int) -> int:
     return row + 1 if row <= num_skips else row - num_skips
 
 
-def blocks(net: StackedUNet) -> list[Stack]:
-    """Every block in the order of `Propagation.gradients`: a_1 … a_N, f_N, b_1 … b_N."""
-    found = [*net.encoders, net.middle, *net.decoders]
-    assert all(isinstance(block, Stack) for block in found)
-    return found
-
-
-@contextmanager
-def scaled(net: StackedUNet, scaling: FixedScaling) -> Iterator[StackedUNet]:
-    """The same weights under another scaling, for as long as the block runs."""
-    apply(net, scaling, replace=True)
-    try:
-        yield net
-    finally:
-        remove(net)
-
-
 def measure_propagation(net: StackedUNet, x_t: Tensor, eps: Tensor) -> Propagation:
-    """Run samples (B, m) forward and each one's loss ℓ = ‖ε − UNet(x_t)‖² (Eq. 2) backward.
+    """Run samples (B, m) forward, and the loss ℓ = ‖ε − UNet(x_t)‖² (Eq. 2) of each backward.
 
-    One sample's gradient of W is the outer product of ∂ℓ/∂(Wz) and W's input z, so its norm is the product of theirs
-    and no matrix of gradients is formed.
+    The gradient of W for one sample is the outer product of ∂ℓ/∂(Wz) and W's input z. Its norm is the product of
+    their norms, so no gradient matrix is formed.
     """
     calls: list[tuple[Tensor, Tensor]] = []  # (z, Wz) of every matrix
-    matrices = [matrix for block in blocks(net) for matrix in block.matrices]
+    matrices = [matrix for block in net.blocks for matrix in block.matrices]
     hooks = [m.register_forward_hook(lambda _, args, output: calls.append((args[0], output))) for m in matrices]
     try:
         features = net.features(x_t.detach().requires_grad_())
@@ -84,11 +144,202 @@ def measure_propagation(net: StackedUNet, x_t: Tensor, eps: Tensor) -> Propagati
     )
 
 
-def draw_inputs(count: int, width: int, alpha_bar: Tensor, seed: int) -> NoisyInput:
-    """Noisy samples as Lemma 3.2 assumes them: x_0 uniform on [−1, 1], t uniform over the schedule's steps."""
-    generator = torch.Generator().manual_seed(seed)
-    t = torch.randint(len(alpha_bar), (count, 1), generator=generator)
-    a = alpha_bar.to(torch.float32)[t]  # (count, 1)
-    x_0 = torch.rand(count, width, generator=generator) * 2 - 1
-    eps = torch.randn(count, width, generator=generator)
-    return NoisyInput(a.sqrt() * x_0 + (1 - a).sqrt() * eps, eps)
+def sample_networks(init: str, shape: Shape, scalings: Mapping[str, FixedScaling], seeds: int) -> dict[str, Samples]:
+    """Measure one network and INPUTS noisy inputs per seed, the same for every scaling."""
+    measured: dict[str, list[Propagation]] = {name: [] for name in scalings}
+    ratios = []
+    for seed in range(seeds):
+        net, noisy = shape.build(init, seed), ddpm_inputs(INPUTS, shape.width, seed)
+        ratios.append(noisy.eps.square().sum(1) / noisy.x_t.square().sum(1))
+        for name, spec in scalings.items():
+            with scaled(net, spec):
+                measured[name].append(measure_propagation(net, noisy.x_t, noisy.eps))
+    noise_ratio = float(torch.stack(ratios).mean())
+    return {
+        name: Samples(
+            torch.stack([one.features for one in runs]).double(),
+            torch.stack([one.gradients for one in runs]).double(),
+            noise_ratio,
+        )
+        for name, runs in measured.items()
+    }
+
+
+# ------------------------------------------------------------------------------- predicted and measured
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A prediction, the mean measured over networks, and the standard error of that mean."""
+
+    predicted: float
+    measured: float
+    error: float
+
+
+@dataclass(frozen=True)
+class PropagationRow:
+    """Theorems 3.1 and 3.3 for one initialization and scaling.
+
+    statement: Σκ_j² + 1, Theorem 3.1's ‖h_0‖²/‖x_t‖² for c_1 = 1 and c_2 = ‖x_t‖².
+    feature: ‖h_0‖²/‖x_t‖², predicted by the path sum with its true gains.
+    gradient: ‖∇_W ℓ‖²/(ℓ‖x_t‖²) of the W with the largest prediction; `matrix` is its name.
+    gradient_ratio: measured over predicted, geometric mean over every W.
+    constant: the largest ‖∇_W ℓ‖²/(ℓ‖x_t‖²(Σ_{j≥i} κ_j² + 1)) over every W, network and input: the constant
+        with which Theorem 3.3 holds for c_3 = ℓ‖x_t‖².
+    """
+
+    init: str
+    scaling: str
+    coefficients: tuple[float, ...]
+    sum_of_squares: float
+    statement: float
+    feature: Compared
+    gradient: Compared
+    matrix: str
+    gradient_ratio: float
+    constant: float
+
+
+@dataclass(frozen=True)
+class FeaturePoint:
+    """E‖h_i‖²/‖x_t‖² of one scaling, measured and predicted by the path sum. total: Σ_{j>i} κ_j²."""
+
+    scaling: str
+    i: int
+    total: float
+    measured: float
+    predicted: float
+
+
+@dataclass(frozen=True)
+class FitRow:
+    """Theorem 3.1 over every h_i and scaling: fitted c_1 and c_2/‖x_t‖², and the explained variance of each form.
+
+    r_squared: the proof's sum from j = i + 1.    r_squared_printed: the statement's sum from j = i.
+    r_squared_paths: the path sum with its true gains, without fitted constants.
+    """
+
+    init: str
+    c1: float
+    c2: float
+    r_squared: float
+    r_squared_printed: float
+    r_squared_paths: float
+    points: tuple[FeaturePoint, ...]
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One initialization and shape, over all scalings.
+
+    feature_ratio, gradient_ratio: measured over predicted.    constant: Theorem 3.3's, the largest.
+    spread: standard deviation over networks of log ‖h_0‖², which shrinks like m^(-1/2) by Theorem 3.1.
+    spread_predicted: √((2N+1)(5l−3)/m), that of the longest path: 5/m per matrix with ReLU, 2/m without.
+    """
+
+    init: str
+    shape: Shape
+    feature_ratio: float
+    r_squared: float
+    r_squared_paths: float
+    gradient_ratio: float
+    constant: float
+    spread: float
+    spread_predicted: float
+
+
+@dataclass(frozen=True)
+class InputRow:
+    """Lemma 3.2 for one process: E‖x_t‖²/m of uniform x_0."""
+
+    process: str
+    mean_alpha_bar: float
+    predicted: float
+    measured: float
+
+
+def propagation_row(init: str, name: str, spec: FixedScaling, shape: Shape, samples: Samples) -> PropagationRow:
+    """Compare Theorem 3.1 (for h_0) and Theorem 3.3 (for every W) with the measurements."""
+    kappas = spec.coefficients(shape.skips)
+    total = sum_of_squares(kappas)
+    sums = gradient_path_sums(kappas, init, shape.depth, samples.noise_ratio)
+    predicted = torch.tensor(sums, dtype=torch.float64)  # (2N+1, l)
+    row, column = divmod(int(predicted.argmax()), shape.depth)
+    ratios = samples.gradients.mean((0, 1)) / predicted
+    n = shape.skips
+    totals = [sum_of_squares(kappas, gradient_index(k, n)) + 1 for k in range(2 * n + 1)]
+    return PropagationRow(
+        init=init,
+        scaling=name,
+        coefficients=kappas,
+        sum_of_squares=total,
+        statement=total + 1,
+        feature=_compared(math.exp(log_feature_path_sum(kappas, 0, init)), samples.features[..., 0]),
+        gradient=_compared(float(predicted[row, column]), samples.gradients[..., row, column]),
+        matrix=shape.matrix_name(row, column),
+        gradient_ratio=float(ratios.log().mean().exp()),
+        constant=float((samples.gradients / torch.tensor(totals, dtype=torch.float64)[:, None]).max()),
+    )
+
+
+def fit_row(init: str, shape: Shape, scalings: Mapping[str, FixedScaling], samples: Mapping[str, Samples]) -> FitRow:
+    """Fit Theorem 3.1 to every h_i under every scaling."""
+    points, printed = [], []
+    for name, spec in scalings.items():
+        kappas = spec.coefficients(shape.skips)
+        for i, mean in enumerate(samples[name].features.mean((0, 1)).tolist()):
+            predicted = math.exp(log_feature_path_sum(kappas, i, init))
+            points.append(FeaturePoint(name, i, sum_of_squares(kappas, i + 1), mean, predicted))
+            printed.append(sum_of_squares(kappas, max(i, 1)))
+    measured = [point.measured for point in points]
+    line = fit_line([point.total for point in points], measured)
+    return FitRow(
+        init=init,
+        c1=line.slope,
+        c2=line.intercept,
+        r_squared=line.r_squared,
+        r_squared_printed=fit_line(printed, measured).r_squared,
+        r_squared_paths=r_squared(measured, [point.predicted for point in points]),
+        points=tuple(points),
+    )
+
+
+def sweep_row(shape: Shape, rows: Sequence[PropagationRow], fit: FitRow, samples: Iterable[Samples]) -> SweepRow:
+    """Summarize one shape over all scalings."""
+    return SweepRow(
+        init=fit.init,
+        shape=shape,
+        feature_ratio=_mean(row.feature.measured / row.feature.predicted for row in rows),
+        r_squared=fit.r_squared,
+        r_squared_paths=fit.r_squared_paths,
+        gradient_ratio=_mean(row.gradient_ratio for row in rows),
+        constant=max(row.constant for row in rows),
+        spread=math.sqrt(_mean(_log_variance(one.features[..., 0]) for one in samples)),
+        spread_predicted=math.sqrt((2 * shape.skips + 1) * (5 * shape.depth - 3) / shape.width),
+    )
+
+
+def input_row(process: str, width: int, samples: int, seed: int = 0) -> InputRow:
+    """Compare Lemma 3.2 with uniform x_0, times of the process and noise."""
+    chosen = get_process(process)
+    alpha_bar = chosen.alpha_bar(chosen.grid())
+    mean = float(alpha_bar.mean())
+    measured = float(draw_inputs(samples, width, alpha_bar, seed).x_t.square().mean())
+    return InputRow(process, mean, expected_input_norm(1, mean), measured)
+
+
+def _log_variance(values: Tensor) -> float:  # (seeds, INPUTS)
+    """Variance of the logarithm over networks, averaged over inputs. Dead networks (output 0) are left out."""
+    return _mean(float(one[one > 0].log().var()) for one in values.unbind(1))
+
+
+def _compared(predicted: float, values: Tensor) -> Compared:  # (seeds, INPUTS)
+    """Inputs of one network are not independent, so the standard error counts networks."""
+    networks = values.mean(1)
+    return Compared(predicted, float(networks.mean()), float(networks.std() / math.sqrt(len(networks))))
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.fsum(values) / len(values)

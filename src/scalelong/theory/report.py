@@ -1,39 +1,45 @@
-"""The whole measurement: every statement of Section 3 on the network of Eq. 3, in both initialisations."""
+"""`measure_theory` measures every statement of Section 3 in both initializations; `verdicts` says which ones hold."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import invalid
+from scalelong.kappa import sum_of_squares
 from scalelong.process import PROCESSES
 from scalelong.progress import track
 from scalelong.scaling import FixedScaling
+from scalelong.theory.bounds import gradient_path_sums
 from scalelong.theory.fits import exponent
-from scalelong.theory.propagation_rows import (
+from scalelong.theory.lipschitz import RobustnessRow, ViolationRow, robustness_rows, violation_rows
+from scalelong.theory.propagation import (
     FitRow,
     InputRow,
     PropagationRow,
+    Shape,
     SweepRow,
     fit_row,
+    four_scalings,
+    gradient_index,
     input_row,
     propagation_row,
+    sample_networks,
     sweep_row,
 )
-from scalelong.theory.robustness_rows import RobustnessRow, ViolationRow, robustness_rows, violation_rows
-from scalelong.theory.samples import Shape, four_scalings, sample_networks
 from scalelong.theory.stacked import INITS
 
-NARROWEST = 16  # below, a layer's ReLUs are often all closed and the network is dead
-ROBUSTNESS_WIDTH = 128  # Jacobians are decomposed whole, which is cubic in the width
+NARROWEST = 16  # in narrower networks all ReLUs of a layer are often closed and the output is 0
+ROBUSTNESS_WIDTH = 128  # singular values of whole Jacobians are cubic in the width
+EXPLAINED = 0.95  # a fit holds if it explains this share of the variance
+EXPONENT_TOLERANCE = 0.16  # of the spread's −1/2: two standard errors with 32 networks at each of four widths
+INPUT_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
 class TheoryReport:
-    """Everything that `scalelong theory` prints and draws.
-
-    spread_exponents: p of spread ∝ m^p for each initialisation; Theorem 3.1 says −1/2.
-    """
+    """Everything that `scalelong theory` prints and draws."""
 
     shape: Shape
     seeds: int
@@ -41,7 +47,6 @@ class TheoryReport:
     propagation: tuple[PropagationRow, ...]
     fits: tuple[FitRow, ...]
     sweeps: tuple[SweepRow, ...]
-    spread_exponents: dict[str, float]
     inputs: tuple[InputRow, ...]
     robustness: tuple[RobustnessRow, ...]
     violations: tuple[ViolationRow, ...]
@@ -50,38 +55,38 @@ class TheoryReport:
     def scalings(self) -> dict[str, FixedScaling]:
         return four_scalings(self.kappa)
 
+    @property
+    def spread_exponents(self) -> dict[str, float]:
+        """The exponent p of spread ∝ m^p for each initialization; −1/2 by Theorem 3.1."""
+        sweeps = {init: self.width_sweep(init) for init in INITS}
+        return {k: exponent([row.shape.width for row in v], [row.spread for row in v]) for k, v in sweeps.items()}
+
     def fit(self, init: str) -> FitRow:
         return next(row for row in self.fits if row.init == init)
 
     def width_sweep(self, init: str) -> list[SweepRow]:
-        """The rows that differ from the centre in width alone, narrow to wide."""
-        same = (self.shape.skips, self.shape.depth)
-        rows = [r for r in self.sweeps if r.init == init and (r.shape.skips, r.shape.depth) == same]
+        """Rows that differ from the central shape in width alone, narrow to wide."""
+        rows = [r for r in self.sweeps if r.init == init and replace(r.shape, width=self.shape.width) == self.shape]
         return sorted(rows, key=lambda row: row.shape.width)
 
     def skip_sweep(self, init: str) -> list[SweepRow]:
-        """The rows that differ from the centre in the number of skips alone, few to many."""
-        same = (self.shape.width, self.shape.depth)
-        rows = [r for r in self.sweeps if r.init == init and (r.shape.width, r.shape.depth) == same]
+        """Rows that differ from the central shape in the number of skips alone, few to many."""
+        rows = [r for r in self.sweeps if r.init == init and replace(r.shape, skips=self.shape.skips) == self.shape]
         return sorted(rows, key=lambda row: row.shape.skips)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
+        """Return a JSON-ready dict."""
+        return asdict(self) | {"spread_exponents": self.spread_exponents}
 
 
 def measure_theory(
     seeds: int = 32, width: int = 256, skips: int = 6, depth: int = 2, kappa: float = 0.7
 ) -> TheoryReport:
-    """Build networks over seeds, run and differentiate them, and hold the results against the formulas."""
-    for name, value, least in (
-        ("seeds", seeds, 2),
-        ("width", width, 2 * NARROWEST),
-        ("skips", skips, 1),
-        ("depth", depth, 1),
-    ):
-        if value < least:
-            raise ScaleLongError(f"{name} is {value}; it must be at least {least}")
+    """Build networks of Eq. 3 over seeds and shapes, run and differentiate them, and compare with the formulas."""
+    minima = {"seeds": (seeds, 2), "width": (width, 2 * NARROWEST), "skips": (skips, 1), "depth": (depth, 1)}
+    for name, (value, minimum) in minima.items():
+        if value < minimum:
+            raise invalid(name, f"an integer >= {minimum}", value)
     centre, scalings = Shape(width, skips, depth), four_scalings(kappa)
     shapes = [
         centre,
@@ -89,32 +94,145 @@ def measure_theory(
         *(Shape(width, n, depth) for n in sorted({1, skips // 3, 2 * skips // 3} - {0, skips}) or [2]),
         *(Shape(width, skips, d) for d in (1, 2, 3) if d != depth),
     ]
-    jobs = [(init, shape) for shape in shapes for init in INITS]
-    sampled = {
-        (init, shape): sample_networks(init, shape, scalings, seeds)
-        for init, shape in track(jobs, "measuring propagation")
-    }
-    sweeps = tuple(sweep_row(init, shape, scalings, samples) for (init, shape), samples in sampled.items())
+    propagation, fits, sweeps = [], [], []
+    for init, shape in track([(init, shape) for shape in shapes for init in INITS], "measuring propagation"):
+        samples = sample_networks(init, shape, scalings, seeds)
+        rows = [propagation_row(init, name, spec, shape, samples[name]) for name, spec in scalings.items()]
+        fit = fit_row(init, shape, scalings, samples)
+        sweeps.append(sweep_row(shape, rows, fit, samples.values()))
+        if shape == centre:
+            propagation += rows
+            fits.append(fit)
     narrow = Shape(min(width, ROBUSTNESS_WIDTH), skips, depth)
     robustness = [robustness_rows(init, narrow, scalings, max(2, seeds // 4)) for init in track(INITS, "Jacobians")]
-    report = TheoryReport(
+    return TheoryReport(
         shape=centre,
         seeds=seeds,
         kappa=kappa,
-        propagation=tuple(
-            propagation_row(init, name, spec, centre, sampled[init, centre][name])
-            for init in INITS
-            for name, spec in scalings.items()
-        ),
-        fits=tuple(fit_row(init, centre, scalings, sampled[init, centre]) for init in INITS),
-        sweeps=sweeps,
-        spread_exponents={},
+        propagation=tuple(propagation),
+        fits=tuple(fits),
+        sweeps=tuple(sweeps),
         inputs=tuple(input_row(process, width, 4000) for process in PROCESSES),
         robustness=tuple(row for rows in robustness for row in rows),
         violations=violation_rows(kappa),
     )
-    for init in INITS:
-        rows = report.width_sweep(init)
-        widths, spreads = [row.shape.width for row in rows], [row.spread for row in rows]
-        report.spread_exponents[init] = exponent(widths, spreads)
-    return report
+
+
+# -------------------------------------------------------------------------------------------- verdicts
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One statement in one setting: the claim, the measured result, and whether they agree."""
+
+    statement: str
+    setting: str
+    claim: str
+    result: str
+    holds: bool
+
+
+def verdicts(report: TheoryReport) -> list[Verdict]:
+    """Judge every statement of Section 3 and the comparisons of Sections 4.1 and 6."""
+    return [
+        *(judge(report, init) for init in INITS for judge in (_features, _index, _concentration)),
+        _input_norm(report),
+        *(_gradient(report, init) for init in INITS),
+        _certified(report),
+        _paper_bound(report),
+        *(_cs_against_universal(report, init) for init in INITS),
+        *(_direction(report, init) for init in INITS),
+    ]
+
+
+def _features(report: TheoryReport, init: str) -> Verdict:
+    fit, (standard, _, cs, _) = report.fit(init), [row for row in report.propagation if row.init == init]
+    predicted, measured = standard.statement / cs.statement, standard.feature.measured / cs.feature.measured
+    result = (
+        f"R² {fit.r_squared:.3f} with c₁ = {fit.c1:.3g}, c₂ = {fit.c2:.3g}‖x_t‖² (path sum without fitted constants: "
+        f"{fit.r_squared_paths:.3f}); CS reduces ‖h_0‖² by a factor of {measured:.2f}, Σκ² + 1 predicts {predicted:.2f}"
+    )
+    return Verdict("Theorem 3.1", init, "‖h_i‖² = c₁‖x_t‖²Σκ_j² + c₂", result, fit.r_squared >= EXPLAINED)
+
+
+def _index(report: TheoryReport, init: str) -> Verdict:
+    fit, claim = report.fit(init), "the sum starts at j = i (Eq. 4)"
+    result = f"R² {fit.r_squared_printed:.3f}; from j = i + 1, as in the proof, {fit.r_squared:.3f}"
+    return Verdict("Theorem 3.1, index", init, claim, result, fit.r_squared_printed >= fit.r_squared)
+
+
+def _concentration(report: TheoryReport, init: str) -> Verdict:
+    power, rows = report.spread_exponents[init], report.width_sweep(init)
+    ends = [f"{row.spread:.2f} at m = {row.shape.width}" for row in (rows[0], rows[-1])]
+    claim = "1 − O(N)exp(−Ω(mρ²)): the spread shrinks like m^(−1/2)"
+    result, holds = f"m^({power:.2f}): from {' to '.join(ends)}", abs(power + 0.5) <= EXPONENT_TOLERANCE
+    return Verdict("Theorem 3.1, probability", init, claim, result, holds)
+
+
+def _input_norm(report: TheoryReport) -> Verdict:
+    parts = [f"{row.process} {row.measured:.4f} (predicted {row.predicted:.4f})" for row in report.inputs]
+    mean = next(row.mean_alpha_bar for row in report.inputs if row.process == "ddpm")
+    worst = max(abs(row.measured / row.predicted - 1) for row in report.inputs)
+    result = f"E‖x_t‖²/m: {', '.join(parts)}; DDPM's Eᾱ is {mean:.4f}"
+    return Verdict("Lemma 3.2", "uniform x_0", "E‖x_t‖² = (1 − 2Eᾱ/3)m, Eᾱ ≈ 0.27", result, worst <= INPUT_TOLERANCE)
+
+
+def _gradient(report: TheoryReport, init: str) -> Verdict:
+    few, many = report.skip_sweep(init)[0], report.skip_sweep(init)[-1]
+    ratios = [row.gradient_ratio for row in report.propagation if row.init == init]
+    means = [_mean_field_constant(row.shape.skips, init, report.shape.depth) for row in (few, many)]
+    growth = many.constant / few.constant
+    claim = "‖∇_W ℓ‖² ≤ O(ℓ‖x_t‖²Σκ_j² + c₃), one constant for every W and N"
+    result = (
+        f"the constant is {few.constant:.3g} at N = {few.shape.skips} and {many.constant:.3g} at N = {many.shape.skips}"
+        f" (×{growth:.3g}; mean field, standard: {means[0]:.3g} and {means[1]:.3g}); "
+        f"measured over mean field {min(ratios):.2f} to {max(ratios):.2f}"
+    )
+    return Verdict("Theorem 3.3", init, claim, result, growth <= 2)
+
+
+def _mean_field_constant(n: int, init: str, depth: int) -> float:
+    """Theorem 3.3's constant of the unscaled network in the mean field."""
+    kappas = (1.0,) * n
+    rows = gradient_path_sums(kappas, init, depth)
+    return max(max(row) / (sum_of_squares(kappas, gradient_index(k, n)) + 1) for k, row in enumerate(rows))
+
+
+def _certified(report: TheoryReport) -> Verdict:
+    violated = sum(r.certified_violations for r in report.robustness) + sum(v.certified for v in report.violations)
+    checked = sum(row.checked for row in (*report.robustness, *report.violations))
+    slack = min(math.log10(row.certified / row.network) for row in report.robustness)
+    claim = "with M₀ = max ‖J_b‖‖J_a‖ the bound is never exceeded"
+    result = (
+        f"exceeded in {violated} of {checked} cases; wide networks are below it by a factor of 10^{slack:.1f} or more"
+    )
+    return Verdict("Theorem 3.4, certified", "both", claim, result, violated == 0)
+
+
+def _paper_bound(report: TheoryReport) -> Verdict:
+    wide = sum(row.paper_violations for row in report.robustness)
+    checked = sum(row.checked for row in report.robustness)
+    parts = [f"{row.paper} of {row.checked} {row.networks} (by up to ×{row.worst:.3g})" for row in report.violations]
+    claim = "‖ΔUNet‖ ≤ ε(Σκ_i M₀^i + c₀) with M₀ = max ‖b_i∘a_i‖"
+    result = f"exceeded in {wide} of {checked} cases of wide random networks, {', '.join(parts)}"
+    return Verdict("Theorem 3.4", "both", claim, result, wide + sum(row.paper for row in report.violations) == 0)
+
+
+def _cs_against_universal(report: TheoryReport, init: str) -> Verdict:
+    _, universal, cs, _ = (row for row in report.robustness if row.init == init)
+    expected = report.kappa ** (report.shape.skips - 1) * math.sqrt(2)
+    main, whole = cs.main_term / universal.main_term, cs.paper / universal.paper
+    claim = f"CS's bound is κ^(N−1)·√2 = {expected:.2f} of 1/√2's"
+    result = (
+        f"its main term Σκ_i M₀^i is {main:.2f}; with c₀ = M₀^N L₀, which no κ scales, the whole bound is {whole:.2f}; "
+        f"the measured ‖∂UNet/∂x_t‖ {cs.network / universal.network:.2f}"
+    )
+    return Verdict("Section 4.1, orders", init, claim, result, abs(math.log(whole / expected)) <= math.log(2))
+
+
+def _direction(report: TheoryReport, init: str) -> Verdict:
+    _, _, cs, reverse = (row for row in report.robustness if row.init == init)
+    main, network = cs.main_term / reverse.main_term, cs.network / reverse.network
+    claim = "S < S_r: CS is more robust than reversed CS"
+    result = f"S/S_r is {main:.2f}; the measured ‖∂UNet/∂x_t‖ {network:.2f}"
+    return Verdict("Section 6, direction", init, claim, result, network < 1)

@@ -100,13 +100,17 @@ class StackedUNet(nn.Module):
     def reset_parameters(self) -> None:
         """Draw every matrix anew from `seed`."""
         generator = torch.Generator().manual_seed(self.seed)
-        for block in (*self.encoders, self.middle, *self.decoders):
-            assert isinstance(block, Stack)
+        for block in self.blocks:
             for matrix in block.matrices:
                 assert isinstance(matrix, Matrix)
                 last = matrix is block.matrices[-1]
                 variance = (1.0 if last and self.init == "norm-preserving" else 2.0) / self.width
                 nn.init.normal_(matrix.weight, std=math.sqrt(variance), generator=generator)
+
+    @property
+    def blocks(self) -> list[Stack]:
+        """a_1 … a_N, f_N, b_1 … b_N."""
+        return [*self.encoders, self.middle, *self.decoders]  # type: ignore[list-item]
 
     def features(self, x: Tensor) -> StackedFeatures:
         """Run the network and keep s_1 … s_N and h_0 … h_N."""
