@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -49,13 +48,6 @@ class ReferenceCard:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ReferenceCard:
-        try:
-            return cls(**{**data, "image": None if data["image"] is None else tuple(data["image"])})
-        except (TypeError, KeyError) as error:
-            raise EvaluationError(f"not the card of a reference: {error}") from None
-
     @property
     def title(self) -> str:
         return f"{self.name} ({self.split})" if self.split else self.name
@@ -85,33 +77,11 @@ class Card:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Card:
-        """Read what `to_dict` wrote. Keys of older versions that are no longer used are ignored."""
-        names = {field.name for field in fields(cls)}
-        missing = sorted(names - {"notes"} - set(data))
-        if missing:
-            raise EvaluationError(f"the card lacks {', '.join(missing)}")
-        return cls(
-            **{
-                **{name: data[name] for name in names if name in data},
-                "image": tuple(data["image"]),
-                "reference": ReferenceCard.from_dict(data["reference"]),
-                "generation": Generation(**data["generation"]),
-                "notes": tuple(data.get("notes", ())),
-            }
-        )
-
 
 def versions() -> dict[str, str]:
     """Return the versions that a value depends on."""
-    known = {"scalelong": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "pillow"):
-        try:
-            known[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return known
+    packages = {name: metadata.version(name) for name in ("torch", "numpy", "pillow")}
+    return {"scalelong": __version__, "python": platform.python_version(), **packages}
 
 
 def now() -> str:
@@ -119,25 +89,28 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def check_types(record: Any) -> None:
-    """Raise for a field of a dataclass whose value does not have the annotated type: the file was edited by hand."""
-    hints = typing.get_type_hints(type(record))
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if not _has_type(value, hints[field.name]):
-            raise EvaluationError(f"{field.name} must be {field.type}, got {str(value)[:40]!r}")
+def from_json(kind: Any, value: Any, name: str) -> Any:
+    """Build a value of type `kind` (a dataclass of this package, a container or a scalar) from JSON.
 
-
-def _has_type(value: Any, hint: Any) -> bool:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_has_type(value, one) for one in arguments)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_has_type(item, arguments[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_has_type(item, arguments[1]) for item in value.values())
-    if hint in (int, float):
-        if isinstance(value, int) and abs(value) > 1e300:  # JSON integers may exceed every float
-            return False
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    return hint is Any or isinstance(value, hint)
+    Raises an error that names the field if the file does not hold what `kind` needs. Other keys are ignored.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):  # X | None
+        return None if value is None else from_json(arguments[0], value, name)
+    if is_dataclass(kind) and isinstance(value, dict):
+        required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+        if missing := sorted(set(required) - set(value)):
+            raise EvaluationError(f"{name} lacks {', '.join(missing)}")
+        hints = typing.get_type_hints(kind)
+        return kind(**{key: from_json(hint, value[key], key) for key, hint in hints.items() if key in value})
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(from_json(arguments[0], item, name) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: from_json(arguments[1], item, key) for key, item in value.items()}
+    if kind in (int, float):
+        huge = isinstance(value, int) and abs(value) > 1e300  # JSON integers may exceed every float
+        if isinstance(value, (int, kind)) and not isinstance(value, bool) and not huge:
+            return value
+    elif origin is None and isinstance(value, kind):
+        return value
+    raise EvaluationError(f"{name} must be {getattr(kind, '__name__', kind)}, got {str(value)[:40]!r}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from scalelong.errors import EvaluationError, InvalidValueError, unknown
@@ -12,32 +13,18 @@ from scalelong.evaluation.card import Card
 from scalelong.evaluation.evaluate import Evaluation
 from scalelong.evaluation.metrics import METRICS
 
-# Must agree for values to be ranked.
+# Fields of a card by name. These must agree for values to be ranked.
 MEASURE = {
-    "metric": lambda card: card.metric,
-    "n": lambda card: card.n,
-    "reference": lambda card: card.reference.content,
-    "n of the reference": lambda card: card.reference.n,
-    "image size": lambda card: card.image,
-    "extractor": lambda card: card.extractor,
-    "weights": lambda card: card.weights,
-    "resize": lambda card: card.resize,
-}
-# Must agree too, unless the comparison is about them.
-GENERATION = {
-    "sampler": lambda card: card.generation.sampler,
-    "evaluations": lambda card: card.generation.evaluations,
-    "guidance": lambda card: card.generation.guidance,
-    "ema": lambda card: card.generation.ema,
-}
-# Reported, and left to the reader.
+    "metric": "metric", "n": "n", "reference": "reference.content", "n of the reference": "reference.n",
+    "image size": "image", "extractor": "extractor", "weights": "weights", "resize": "resize",
+}  # fmt: skip
+# These too, unless the comparison is about them.
+GENERATION = {name: f"generation.{name}" for name in ("sampler", "evaluations", "guidance", "ema")}
+# These are reported and left to the reader.
 REPORTED = {
-    "step": lambda card: card.generation.step,
-    "effective batch": lambda card: card.generation.effective_batch,
-    "sample seed": lambda card: card.generation.sample_seed,
-    "train seed": lambda card: card.generation.train_seed,
-    "versions": lambda card: card.versions,
-}
+    "step": "generation.step", "effective batch": "generation.effective_batch", "versions": "versions",
+    "sample seed": "generation.sample_seed", "train seed": "generation.train_seed",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,7 +78,7 @@ def compare(evaluations: Mapping[str, Evaluation], vary: Collection[str] = (), m
     names = [set(evaluation.values) for evaluation in evaluations.values()]
     metric = metric or next(iter(next(iter(evaluations.values())).values))
     cards = {name: evaluation.card for name, evaluation in evaluations.items()}
-    required = {**MEASURE, **{name: read for name, read in GENERATION.items() if name not in vary}}
+    required = {**MEASURE, **{name: path for name, path in GENERATION.items() if name not in vary}}
     differences = _differences(cards, required)
     remarks = _differences(cards, {**{name: GENERATION[name] for name in vary}, **REPORTED})
     if differences:
@@ -106,12 +93,12 @@ def compare(evaluations: Mapping[str, Evaluation], vary: Collection[str] = (), m
     return Comparison(metric, ranking, (), remarks, overlapping)
 
 
-def _differences(cards: Mapping[str, Card], fields: Mapping[str, Callable[[Card], Any]]) -> tuple[Difference, ...]:
-    first = next(iter(cards.values()))
+def _differences(cards: Mapping[str, Card], fields: Mapping[str, str]) -> tuple[Difference, ...]:
+    values = {field: {name: attrgetter(path)(card) for name, card in cards.items()} for field, path in fields.items()}
     return tuple(
-        Difference(field, {name: _shown(field, card, read(card)) for name, card in cards.items()})
-        for field, read in fields.items()
-        if any(read(card) != read(first) for card in cards.values())
+        Difference(field, {name: _shown(field, cards[name], value) for name, value in by_name.items()})
+        for field, by_name in values.items()
+        if any(value != next(iter(by_name.values())) for value in by_name.values())
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from scalelong.errors import EvaluationError, EvaluationWarning, InvalidValueError, suggestion
-from scalelong.evaluation.card import Card, Generation, check_types, now, versions
+from scalelong.evaluation.card import Card, Generation, from_json, now, versions
 from scalelong.evaluation.extractors import FeatureExtractor, build_extractor
 from scalelong.evaluation.images import rank_and_world
 from scalelong.evaluation.metrics import METRICS, MetricValue, select_metrics
@@ -68,17 +68,11 @@ class Evaluation:
         """Read the content of an evaluation.json, also of versions without `metrics`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise EvaluationError(f"expected an evaluation in format {FORMAT}")
-        try:
-            card = Card.from_dict(data["card"])
-            metrics = data["metrics"] if "metrics" in data else _old_metrics(data)
-            values = {name: MetricValue.from_dict(value) for name, value in metrics.items()}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise EvaluationError(f"missing or unexpected field: {error}") from None
+        card = from_json(Card, data.get("card"), "card")
+        metrics = data["metrics"] if "metrics" in data else _old_metrics(data)
+        values = from_json(dict[str, MetricValue], metrics, "metrics")
         if not values:
             raise EvaluationError("expected at least one metric, got none")
-        intervals = [value.interval for value in values.values() if value.interval is not None]
-        for record in (*values.values(), *intervals, card, card.reference, card.generation):
-            check_types(record)
         return cls(values, card)
 
     def save(self, path: Path | str) -> None:
@@ -253,12 +247,12 @@ def _notes(measured: Reference, reference: Reference, extractor: FeatureExtracto
 def _old_metrics(data: dict[str, Any]) -> dict[str, Any]:
     """Build `metrics` from an evaluation.json that has top-level values only."""
     card = data["card"]
-    name = "fid" if card["metric"] == "FID" else "frechet"
-    ranks = {"rank": card["rank"]} if "rank" in card else {}
-    metrics = {name: {"value": data["frechet"], "interval": data["frechet_interval"], "details": ranks}}
-    if data["kid"] is not None:
-        details = {key: card[f"kid_{key}"] for key in ("n", "subsets", "subset_size") if f"kid_{key}" in card}
-        if data["kid_spread"] is not None:
-            details["spread"] = data["kid_spread"]
-        metrics["kid"] = {"value": data["kid"], "interval": data["kid_interval"], "details": details}
+    frechet = {"value": data.get("frechet"), "interval": data.get("frechet_interval")}
+    metrics = {"fid" if card["metric"] == "FID" else "frechet": frechet}
+    if data.get("kid") is not None:
+        details = {key: card.get(f"kid_{key}") for key in ("n", "subsets", "subset_size")}
+        details = {
+            key: value for key, value in {**details, "spread": data.get("kid_spread")}.items() if value is not None
+        }
+        metrics["kid"] = {"value": data["kid"], "interval": data.get("kid_interval"), "details": details}
     return metrics

@@ -39,18 +39,25 @@ class ImageStream(ABC):
 class ArrayImages(ImageStream):
     """Images in one array or memory map, (n, H, W, C)."""
 
+    length: int
+
     def __init__(self, array: np.ndarray | Tensor, name: str = "array") -> None:
         self.name, self.length, self._array = name, len(array), array
         if array.ndim != 4:
             raise EvaluationError(f"{name} must have shape (n, h, w, c), got {tuple(array.shape)}")
 
     def batches(self, size: int, start: int, stop: int | None) -> Iterator[Batch]:
-        for indices in _shares(start, stop or len(self._array), size):
-            rows = self._array[int(indices[0]) : int(indices[-1]) + 1]
-            yield Batch(check_batch(rows, self.name), indices)
+        rank, world = rank_and_world()
+        stop = stop or self.length
+        for first in range(start + rank * size, stop, world * size):  # processes take batches in turn
+            last = min(first + size, stop)
+            yield Batch(check_batch(self._read(first, last), self.name), torch.arange(first, last))
+
+    def _read(self, first: int, last: int) -> np.ndarray | Tensor:
+        return self._array[first:last]
 
 
-class FolderImages(ImageStream):
+class FolderImages(ArrayImages):
     """The image files of a folder and its subfolders, sorted by path. All must have the same size."""
 
     def __init__(self, folder: Path | str) -> None:
@@ -65,22 +72,19 @@ class FolderImages(ImageStream):
             raise DataError(f"{folder} contains no images; expected files ending in {', '.join(sorted(SUFFIXES))}")
         self.length = len(self.files)
 
-    def batches(self, size: int, start: int, stop: int | None) -> Iterator[Batch]:
-        shape = None
-        with ThreadPoolExecutor() as pool:  # Pillow decodes without the GIL
-            for indices in _shares(start, stop or len(self.files), size):
-                images = list(pool.map(self._read, indices.tolist()))
-                for index, image in zip(indices.tolist(), images, strict=True):
-                    shape = shape or image.shape
-                    _check_size(str(self.files[index]), image.shape, shape)
-                yield Batch(check_batch(np.stack(images), self.name), indices)
+        self._shape: tuple[int, ...] | None = None  # of the first image
 
-    def _read(self, index: int) -> np.ndarray:
+    def _read(self, first: int, last: int) -> np.ndarray:
         from scalelong.data.images import read_image
         from scalelong.data.records import Options
 
-        image = read_image(self.files[index], str(self.files[index]), Options())
-        return image if image.ndim == 3 else image[:, :, None]
+        files = self.files[first:last]
+        with ThreadPoolExecutor() as pool:  # Pillow decodes without the GIL
+            images = list(pool.map(lambda file: read_image(file, str(file), Options()), files))
+        self._shape = self._shape or images[0].shape
+        for file, image in zip(files, images, strict=True):
+            _check_size(str(file), image.shape, self._shape)
+        return np.stack(images)
 
 
 class StreamImages(ImageStream):
@@ -141,14 +145,6 @@ def rank_and_world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
-
-
-def _shares(start: int, stop: int, size: int) -> Iterator[Tensor]:
-    """Yield this process's batches of indices; processes take batches in turn, so each index belongs to one."""
-    rank, world = rank_and_world()
-    for number, first in enumerate(range(start, stop, size)):
-        if number % world == rank:
-            yield torch.arange(first, min(first + size, stop))
 
 
 def _check_size(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ too. Activations are channels last throughout. Layers have torchvision's names, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -55,21 +55,21 @@ def _taps(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor,
 
 # ------------------------------------------------------------------------------------------------ weights
 
-# The 94 convolutions, block by block, in the order of the published graph.
-_A = "branch1x1 branch5x5_1 branch5x5_2 branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3 branch_pool"
-_B = "branch3x3 branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3"
-_C = (
-    "branch1x1 branch7x7_1 branch7x7_2 branch7x7_3 "
-    "branch7x7dbl_1 branch7x7dbl_2 branch7x7dbl_3 branch7x7dbl_4 branch7x7dbl_5 branch_pool"
-)
-_D = "branch3x3_1 branch3x3_2 branch7x7x3_1 branch7x7x3_2 branch7x7x3_3 branch7x7x3_4"
+# Branches of the blocks, in the order of the published graph: convolutions one after the other, `a|b` side by side.
+_DEEP = "branch7x7dbl_1 branch7x7dbl_2 branch7x7dbl_3 branch7x7dbl_4 branch7x7dbl_5"
+_A = ("branch1x1", "branch5x5_1 branch5x5_2", "branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3", "branch_pool")
+_B = ("branch3x3", "branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3")
+_C = ("branch1x1", "branch7x7_1 branch7x7_2 branch7x7_3", _DEEP, "branch_pool")
+_D = ("branch3x3_1 branch3x3_2", "branch7x7x3_1 branch7x7x3_2 branch7x7x3_3 branch7x7x3_4")
 _E = (
-    "branch1x1 branch3x3_1 branch3x3_2a branch3x3_2b "
-    "branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3a branch3x3dbl_3b branch_pool"
+    "branch1x1",
+    "branch3x3_1 branch3x3_2a|branch3x3_2b",
+    "branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3a|branch3x3dbl_3b",
+    "branch_pool",
 )
 _BLOCKS = {"5b": _A, "5c": _A, "5d": _A, "6a": _B, "6b": _C, "6c": _C, "6d": _C, "6e": _C, "7a": _D, "7b": _E, "7c": _E}
 _LAYERS = ["Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "Conv2d_3b_1x1", "Conv2d_4a_3x3"]
-_LAYERS += [f"Mixed_{block}.{layer}" for block, layers in _BLOCKS.items() for layer in layers.split()]
+_LAYERS += [f"Mixed_{k}.{layer}" for k, block in _BLOCKS.items() for layer in " ".join(block).replace("|", " ").split()]
 _PARTS = ("conv.weight", "bn.bias", "bn.running_mean", "bn.running_var")
 _NAMES = [f"{layer}.{part}" for layer in _LAYERS for part in _PARTS]
 
@@ -131,15 +131,18 @@ class FoldedConv(nn.Module):
 class _Layers:
     """Builds folded convolutions by name. Several names give one convolution with concatenated outputs."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], block: str = "") -> None:
-        self._tensors, self._prefix = tensors, f"Mixed_{block}." if block else ""
+    def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+        self._tensors, self._prefix = tensors, prefix
 
-    def __call__(
-        self, *names: str, stride: int = 1, padding: int | tuple[int, int] = 0, relu: bool = True
-    ) -> FoldedConv:
+    def __call__(self, *names: str, stride: int = 1, same: bool = True, relu: bool = True) -> FoldedConv:
+        """`same`: zero padding that keeps the size at stride 1."""
         folded = [self._fold(self._prefix + name) for name in names]
         weight, bias = (torch.cat(parts) for parts in zip(*folded, strict=True))
+        padding = (weight.shape[2] // 2, weight.shape[3] // 2) if same and stride == 1 else 0
         return FoldedConv(weight, bias, stride, padding, relu)
+
+    def shape(self, name: str) -> torch.Size:
+        return self._tensors[f"{self._prefix}{name}.conv.weight"].shape
 
     def _fold(self, name: str) -> tuple[Tensor, Tensor]:
         """Fold a convolution and its BatchNorm (eps 1e-3) in float64, so that only the final rounding is added."""
@@ -148,89 +151,38 @@ class _Layers:
         return (weight * factor.view(-1, 1, 1, 1)).float(), (shift - mean * factor).float()
 
 
-class _BlockA(nn.Module):
-    def __init__(self, layers: _Layers) -> None:
-        super().__init__()
-        self.head = layers("branch1x1", "branch5x5_1", "branch3x3dbl_1")
-        self.five = layers("branch5x5_2", padding=2)
-        self.deep = nn.Sequential(layers("branch3x3dbl_2", padding=1), layers("branch3x3dbl_3", padding=1))
-        self.pool = layers("branch_pool", relu=False)
+class _Concat(nn.ModuleList):
+    """Modules that read the same input; their outputs are concatenated."""
 
     def forward(self, x: Tensor) -> Tensor:
-        one, five, deep = self.head(x).split((64, 48, 64), dim=1)
-        return torch.cat([one, self.five(five), self.deep(deep), _average_pool(self.pool(x))], dim=1)
+        return torch.cat([module(x) for module in self], dim=1)
 
 
-class _BlockB(nn.Module):
-    def __init__(self, layers: _Layers) -> None:
+class _Block(nn.Module):
+    """Parallel branches. Those that start with a 1×1 convolution share one, `head`, and read their part of it."""
+
+    def __init__(self, layers: _Layers, branches: Sequence[str], pool: nn.Module, stride: int = 1) -> None:
         super().__init__()
-        self.three = layers("branch3x3", stride=2)
-        self.deep = nn.Sequential(
-            layers("branch3x3dbl_1"), layers("branch3x3dbl_2", padding=1), layers("branch3x3dbl_3", stride=2)
-        )
+        names = [branch.split() for branch in branches if branch != "branch_pool"]
+        heads = [first for first, *_ in names if layers.shape(first)[2:] == (1, 1)]
+        self.head = layers(*heads)
+        self.widths = [layers.shape(name)[0] for name in heads]
+        self.reads_head = [first in heads for first, *_ in names]
+        rest = [layer[1:] if head else layer for layer, head in zip(names, self.reads_head, strict=True)]
+        self.tails = nn.ModuleList(nn.Sequential(*_convolutions(layers, tail, stride)) for tail in rest)
+        self.pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.three(x), self.deep(x), F.max_pool2d(x, 3, 2)], dim=1)
+        parts = iter(self.head(x).split(self.widths, dim=1))
+        tails = [tail(next(parts) if head else x) for tail, head in zip(self.tails, self.reads_head, strict=True)]
+        return torch.cat([*tails, self.pool(x)], dim=1)
 
 
-class _BlockC(nn.Module):
-    def __init__(self, layers: _Layers, width: int) -> None:
-        super().__init__()
-        across, down = (0, 3), (3, 0)  # 1×7 and 7×1
-        self.split = (192, width, width)
-        self.head = layers("branch1x1", "branch7x7_1", "branch7x7dbl_1")
-        self.seven = nn.Sequential(layers("branch7x7_2", padding=across), layers("branch7x7_3", padding=down))
-        paddings = enumerate((down, across, down, across), start=2)
-        self.deep = nn.Sequential(*(layers(f"branch7x7dbl_{k}", padding=padding) for k, padding in paddings))
-        self.pool = layers("branch_pool", relu=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        one, seven, deep = self.head(x).split(self.split, dim=1)
-        return torch.cat([one, self.seven(seven), self.deep(deep), _average_pool(self.pool(x))], dim=1)
-
-
-class _BlockD(nn.Module):
-    def __init__(self, layers: _Layers) -> None:
-        super().__init__()
-        self.head = layers("branch3x3_1", "branch7x7x3_1")
-        self.three = layers("branch3x3_2", stride=2)
-        self.seven = nn.Sequential(
-            layers("branch7x7x3_2", padding=(0, 3)),
-            layers("branch7x7x3_3", padding=(3, 0)),
-            layers("branch7x7x3_4", stride=2),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        three, seven = self.head(x).split(192, dim=1)
-        return torch.cat([self.three(three), self.seven(seven), F.max_pool2d(x, 3, 2)], dim=1)
-
-
-class _BlockE(nn.Module):
-    """The last two blocks. The graph has a max pool in the last one, probably meant to be an average pool."""
-
-    def __init__(self, layers: _Layers, max_pool: bool) -> None:
-        super().__init__()
-        across, down = (0, 1), (1, 0)  # 1×3 and 3×1
-        self.max_pool = max_pool
-        self.head = layers("branch1x1", "branch3x3_1", "branch3x3dbl_1")
-        self.three_a = layers("branch3x3_2a", padding=across)
-        self.three_b = layers("branch3x3_2b", padding=down)
-        self.deep = layers("branch3x3dbl_2", padding=1)
-        self.deep_a = layers("branch3x3dbl_3a", padding=across)
-        self.deep_b = layers("branch3x3dbl_3b", padding=down)
-        self.pool = layers("branch_pool", relu=max_pool)
-
-    def forward(self, x: Tensor) -> Tensor:
-        one, three, deep = self.head(x).split((320, 384, 448), dim=1)
-        deep = self.deep(deep)
-        pool = self.pool(F.max_pool2d(x, 3, 1, 1)) if self.max_pool else _average_pool(self.pool(x))
-        branches = [one, self.three_a(three), self.three_b(three), self.deep_a(deep), self.deep_b(deep), pool]
-        return torch.cat(branches, dim=1)
-
-
-def _average_pool(x: Tensor) -> Tensor:
-    """TensorFlow's average pool does not count the padding."""
-    return F.relu_(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
+def _convolutions(layers: _Layers, names: Sequence[str], stride: int) -> Iterator[nn.Module]:
+    """Yield one convolution after the other; the last one has the stride of the block."""
+    for number, name in enumerate(names, start=1):
+        side_by_side = [layers(part, stride=stride if number == len(names) else 1) for part in name.split("|")]
+        yield side_by_side[0] if len(side_by_side) == 1 else _Concat(side_by_side)
 
 
 class Inception(nn.Module):
@@ -241,20 +193,27 @@ class Inception(nn.Module):
         layers = _Layers(tensors)
         self.layers = nn.Sequential(
             layers("Conv2d_1a_3x3", stride=2),  # (B, 32, 149, 149)
-            layers("Conv2d_2a_3x3"),  # (B, 32, 147, 147)
-            layers("Conv2d_2b_3x3", padding=1),  # (B, 64, 147, 147)
+            layers("Conv2d_2a_3x3", same=False),  # (B, 32, 147, 147)
+            layers("Conv2d_2b_3x3"),  # (B, 64, 147, 147)
             nn.MaxPool2d(3, 2),  # (B, 64, 73, 73)
             layers("Conv2d_3b_1x1"),  # (B, 80, 73, 73)
-            layers("Conv2d_4a_3x3"),  # (B, 192, 71, 71)
+            layers("Conv2d_4a_3x3", same=False),  # (B, 192, 71, 71)
             nn.MaxPool2d(3, 2),  # (B, 192, 35, 35)
-            *(_BlockA(_Layers(tensors, block)) for block in ("5b", "5c", "5d")),  # (B, 288, 35, 35)
-            _BlockB(_Layers(tensors, "6a")),  # (B, 768, 17, 17)
-            *(_BlockC(_Layers(tensors, f"6{b}"), width) for b, width in zip("bcde", (128, 160, 160, 192), strict=True)),
-            _BlockD(_Layers(tensors, "7a")),  # (B, 1280, 8, 8)
-            _BlockE(_Layers(tensors, "7b"), max_pool=False),  # (B, 2048, 8, 8)
-            _BlockE(_Layers(tensors, "7c"), max_pool=True),  # (B, 2048, 8, 8)
+            *(_block(tensors, name) for name in ("5b", "5c", "5d")),  # (B, 288, 35, 35)
+            *(_block(tensors, name) for name in ("6a", "6b", "6c", "6d", "6e")),  # (B, 768, 17, 17)
+            *(_block(tensors, name) for name in ("7a", "7b", "7c")),  # (B, 1280, 8, 8), then (B, 2048, 8, 8)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         features: Tensor = self.layers(x).mean(dim=(2, 3))
         return features
+
+
+def _block(tensors: Mapping[str, Tensor], name: str) -> _Block:
+    layers = _Layers(tensors, f"Mixed_{name}.")
+    if name in ("6a", "7a"):
+        return _Block(layers, _BLOCKS[name], nn.MaxPool2d(3, 2), stride=2)
+    if name == "7c":  # the graph has a max pool here, where an average pool was probably meant
+        return _Block(layers, _BLOCKS[name], nn.Sequential(nn.MaxPool2d(3, 1, 1), layers("branch_pool")))
+    average = nn.AvgPool2d(3, 1, 1, count_include_pad=False)  # TensorFlow does not count the padding
+    return _Block(layers, _BLOCKS[name], nn.Sequential(layers("branch_pool", relu=False), average, nn.ReLU()))

@@ -45,11 +45,6 @@ class MetricValue:
         interval = None if self.interval is None else asdict(self.interval)
         return {"value": self.value, "interval": interval, "details": self.details}
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> MetricValue:
-        interval = None if data["interval"] is None else Interval(**data["interval"])
-        return cls(data["value"], interval, data["details"])
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -68,9 +63,7 @@ def select_metrics(
     """Return `names` after checking that they can be computed, or by default every metric that can be."""
     features = samples.kept is not None and reference.kept is not None
     if names is None:
-        return [
-            name for name, m in METRICS.items() if m.applies(extractor) and (features or not m.needs_features)
-        ]  # fmt: skip
+        return [n for n, m in METRICS.items() if m.applies(extractor) and (features or not m.needs_features)]
     for name in names:
         if name not in METRICS:
             raise unknown("metric", name, METRICS)

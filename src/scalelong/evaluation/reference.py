@@ -6,8 +6,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalelong.errors import DataError, EvaluationError, ScaleLongError, invalid
-from scalelong.evaluation.card import ReferenceCard, now, versions
+from scalelong.evaluation.card import ReferenceCard, from_json, now, versions
 from scalelong.evaluation.extractors import FeatureExtractor
 from scalelong.evaluation.images import ArrayImages, Batch, ImageStream, image_stream, rank_and_world
 from scalelong.evaluation.statistics import KEEP, FeatureAccumulator, FeatureSet, Moments
@@ -36,21 +37,14 @@ class Reference:
     card: ReferenceCard
 
 
+@dataclass
 class Extraction:
     """The state of a pass over images."""
 
-    def __init__(self, seed: int = 0, previous: Reference | None = None) -> None:
-        if previous is None:
-            self.accumulator = FeatureAccumulator(seed=seed)
-            self.content, self.shape, self.seconds = 0, None, 0.0
-        else:
-            card = previous.card
-            self.accumulator = FeatureAccumulator.from_result(previous.features)
-            self.content, self.shape, self.seconds = int(card.content, 16), card.image, card.seconds
-
-    content: int  # Σ SHA-256 of the images, modulo 2²⁵⁶: equal for the same images in any order
-    shape: tuple[int, ...] | None  # (h, w, c)
-    seconds: float
+    accumulator: FeatureAccumulator = field(default_factory=FeatureAccumulator)
+    content: int = 0  # Σ SHA-256 of the images, modulo 2²⁵⁶: equal for the same images in any order
+    shape: tuple[int, ...] | None = None  # (h, w, c)
+    seconds: float = 0.0
 
     def add(self, batch: Batch, features: Tensor) -> None:
         """Add a batch of images and their features."""
@@ -99,16 +93,18 @@ def extract(
         raise invalid("batch_size", "an integer >= 1", batch_size)
     if n is not None and stream.length is not None and n > stream.length:
         raise EvaluationError(f"expected {n:,} images, but {stream.name} has {stream.length:,}")
-    extraction = extraction or Extraction()
+    extraction, (rank, world) = extraction or Extraction(), rank_and_world()
     count = extraction.accumulator.count
     total = n if n is not None else stream.length
     began = time.monotonic() - extraction.seconds
     failure: ScaleLongError | None = None
     try:
         batches = stream.batches(batch_size, count, n)
-        left = None if total is None else total - count
+        if rank == 0:
+            steps = None if total is None else -(-(total - count) // (batch_size * world))
+            batches = track(batches, f"features of {stream.name}", steps)
         with torch.inference_mode():
-            for batch in _tracked(batches, f"features of {stream.name}", left, batch_size):
+            for batch in batches:
                 extraction.add(batch, extractor(batch.images))
                 extraction.seconds = time.monotonic() - began
                 if checkpoint is not None:
@@ -126,12 +122,7 @@ def extract(
 
 
 def dataset_reference(
-    name: str,
-    split: str,
-    extractor: FeatureExtractor,
-    n: int | None = None,
-    batch_size: int = BATCH,
-    **options: Any,
+    name: str, split: str, extractor: FeatureExtractor, n: int | None = None, batch_size: int = BATCH, **options: Any
 ) -> Reference:
     """Return the statistics of the first n images (default: all) of a dataset's split, cached.
 
@@ -156,11 +147,9 @@ def dataset_reference(
             saved = time.monotonic()
 
     rank, world = rank_and_world()
-    if world == 1:
-        previous = _longest(folder, total)
-        extraction = extract(stream, extractor, total, batch_size, Extraction(previous=previous), checkpoint)
-    else:  # no process holds a beginning of the images, so there is nothing to resume
-        extraction = extract(stream, extractor, total, batch_size)
+    # Of several processes none holds a beginning of the images, so there is nothing to resume or to save.
+    resumable = (_resume(folder, total), checkpoint) if world == 1 else ()
+    extraction = extract(stream, extractor, total, batch_size, *resumable)
     reference = extraction.result(data.name, data.split, extractor)
     if rank == 0:
         write_reference(done, reference)
@@ -179,7 +168,7 @@ def images_reference(
     """Return the statistics of a folder, an array or a stream of images (see `image_stream`); not cached."""
     stream = image_stream(images, name)
     split = getattr(images, "split", None)
-    extraction = extract(stream, extractor, n, batch_size, Extraction(seed))
+    extraction = extract(stream, extractor, n, batch_size, Extraction(FeatureAccumulator(seed=seed)))
     return extraction.result(stream.name, split if isinstance(split, str) else None, extractor)
 
 
@@ -204,7 +193,7 @@ def read_reference(path: Path | str) -> Reference:
 
     try:
         with safe_open(path, framework="pt") as file:
-            card = ReferenceCard.from_dict(json.loads((file.metadata() or {})["card"]))
+            card = from_json(ReferenceCard, json.loads((file.metadata() or {})["card"]), "card")
             tensors = {name: file.get_tensor(name) for name in set(file.keys())}
         moments = Moments(card.n, tensors["mean"].double(), tensors["covariance"].double())
     except (SafetensorError, OSError, KeyError, ValueError) as error:
@@ -224,26 +213,24 @@ def _read_npz(path: Path) -> Reference:
     return Reference(FeatureSet(Moments(None, mu, sigma)), card)
 
 
-def _longest(folder: Path, limit: int) -> Reference | None:
-    """Return the stored statistics of the most images that are a beginning of the first `limit`."""
-    found = []
+def _resume(folder: Path, limit: int) -> Extraction:
+    """Continue from the stored statistics of the most images that are a beginning of the first `limit`."""
+    stored = []
     for path in folder.glob("*.safetensors"):
-        try:
-            found.append(read_reference(path))
-        except ScaleLongError:
-            continue
-    return max((r for r in found if (r.card.n or 0) <= limit), key=lambda r: r.card.n or 0, default=None)
+        with suppress(ScaleLongError):
+            stored.append(read_reference(path))
+    usable = [(r.card.n, r) for r in stored if r.card.n is not None and r.card.n <= limit]
+    if not usable:
+        return Extraction()
+    _, best = max(usable, key=lambda pair: pair[0])
+    accumulator = FeatureAccumulator.from_result(best.features)
+    return Extraction(accumulator, int(best.card.content, 16), best.card.image, best.card.seconds)
 
 
 def _cache_folder(name: str, split: str, fingerprint: str, extractor: FeatureExtractor) -> Path:
     key = json.dumps([fingerprint, extractor.name, extractor.weights, extractor.resize, KEEP])
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{name}-{split}-{extractor.name}").strip("-")[-100:]
     return cache_dir() / "reference" / f"{slug}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-
-
-def _tracked(batches: Iterator[Batch], description: str, images: int | None, size: int) -> Iterator[Batch]:
-    rank, world = rank_and_world()
-    return batches if rank else track(batches, description, None if images is None else -(-images // (size * world)))
 
 
 def _synchronize(extraction: Extraction, failure: ScaleLongError | None) -> None:
