@@ -97,7 +97,7 @@ def from_json(kind: Any, value: Any, name: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):  # X | None
         return None if value is None else from_json(arguments[0], value, name)
-    if is_dataclass(kind) and isinstance(value, dict):
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
         required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
         if missing := sorted(set(required) - set(value)):
             raise EvaluationError(f"{name} lacks {', '.join(missing)}")
