@@ -7,7 +7,7 @@ The network's output has a squared norm of order ‖x_t‖²·Σκ_i² and its t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from scalelong.errors import DataError, InvalidValueError, invalid
 from scalelong.process import Process, get_process
-from scalelong.progress import track
 from scalelong.scaling.specs import PAPER_MEAN as PAPER_MEAN
 from scalelong.scaling.specs import SMALLEST, UPPER, Notice
 from scalelong.scaling.specs import kappa_notices as kappa_notices
@@ -26,6 +25,7 @@ PIXEL_BINS = 64
 CHUNK_VALUES = 1 << 22  # pixels converted to float at a time
 
 ProcessLike = str | Process | Sequence[float] | Tensor
+Progress = Callable[[Iterable[int], str], Iterable[int]]  # such as scalelong.progress.track
 
 
 # ----------------------------------------------------------------------------------------- sums of κ_i²
@@ -149,6 +149,7 @@ def estimate_kappa(
     samples: int = 50_000,
     seed: int = 0,
     latents: bool = False,
+    progress: Progress | None = None,
 ) -> KappaEstimate:
     """Estimate a range of kappa for a dataset, and recommend a value (Section 4.1).
 
@@ -162,6 +163,7 @@ def estimate_kappa(
         samples: number of (image, time, noise) triples to draw.
         seed: seed of the images, times and noise that are drawn.
         latents: the images are latents and may have any range.
+        progress: called as `progress(chunks, description)` to show a progress bar; yields the chunks.
 
     Example:
         >>> estimate = scalelong.estimate_kappa(images, num_skips=6)
@@ -169,7 +171,7 @@ def estimate_kappa(
     """
     if isinstance(num_skips, bool) or not isinstance(num_skips, int) or num_skips < 1:
         raise invalid("num_skips", "an integer >= 1", num_skips)
-    ratios = sample_ratios(images, process, samples, seed, latents)
+    ratios = sample_ratios(images, process, samples, seed, latents, progress)
     mean, mean_alpha_bar = float(ratios.ratio.mean()), float(ratios.alpha_bar.mean())
     choice = choose_kappa(mean, num_skips)
     quantiles = torch.quantile(ratios.ratio, torch.tensor(LEVELS, dtype=torch.float64)).tolist()
@@ -274,7 +276,9 @@ class Ratios:
     largest: float
 
 
-def sample_ratios(images: Any, process: ProcessLike, samples: int, seed: int, latents: bool) -> Ratios:
+def sample_ratios(
+    images: Any, process: ProcessLike, samples: int, seed: int, latents: bool, progress: Progress | None = None
+) -> Ratios:
     """Draw times and noise for the images and measure the ratio.
 
     The noise is not drawn pixel by pixel: ‖x_t‖² and ‖ε‖² depend on it only through z = ⟨ε, x_0⟩/‖x_0‖, which is
@@ -287,7 +291,7 @@ def sample_ratios(images: Any, process: ProcessLike, samples: int, seed: int, la
     generator = torch.Generator().manual_seed(seed)
     n, m = shape[0], math.prod(shape[1:])
     chosen = torch.randperm(n, generator=generator)[:samples].sort().values
-    energy, pixels, smallest, largest = _energies(images, chosen, m, latents)  # ‖x_0‖², (min(n, samples),)
+    energy, pixels, smallest, largest = _energies(images, chosen, m, latents, progress)  # ‖x_0‖², (min(n, samples),)
 
     u = (torch.arange(samples) + torch.rand(samples, generator=generator, dtype=torch.float64)) / samples
     u = u[torch.randperm(samples, generator=generator)].clamp(1e-12, 1 - 1e-12)
@@ -318,13 +322,16 @@ def histogram(values: Tensor, low: float, high: float, bins: int) -> Histogram:
     return Histogram(tuple(edges.tolist()), tuple(int(c) for c in counts.tolist()), below, above)
 
 
-def _energies(images: Any, chosen: Tensor, m: int, latents: bool) -> tuple[Tensor, Histogram, float, float]:
+def _energies(
+    images: Any, chosen: Tensor, m: int, latents: bool, progress: Progress | None
+) -> tuple[Tensor, Histogram, float, float]:
     """Return ‖x_0‖² of the chosen images, the histogram of their pixels, and the smallest and largest pixel."""
     step = max(1, CHUNK_VALUES // m)
     energies: list[Tensor] = []
     counts = torch.zeros(PIXEL_BINS + 2, dtype=torch.long)
     smallest, largest = math.inf, -math.inf
-    for start in track(range(0, len(chosen), step), "measuring images"):
+    starts = range(0, len(chosen), step)
+    for start in starts if progress is None else progress(starts, "measuring images"):
         raw = _take(images, chosen[start : start + step])
         counts += _pixel_counts(raw)
         x = (raw.float() / 127.5 - 1 if raw.dtype == torch.uint8 else raw.float()).flatten(1)  # (b, m)

@@ -2,17 +2,20 @@
 
 import copy
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
+from loops import batch, monitored_run, small_uvit, train
 from torch import nn
-from watched_loops import batch, small_uvit, train, watched_run
 
-from scalelong import ConstantScaling, LearnableScaling, ScaleLongError, Site, StabilityMonitor, apply
-from scalelong.errors import InvalidValueError
+from scalelong import ConstantScaling, LearnableScaling, Site, StabilityMonitor, apply
+from scalelong.errors import InvalidValueError, ScaleLongError, ScalingStateError
 from scalelong.monitor.log import read_stability
-from scalelong.monitor.probe import samples_of
+from scalelong.monitor.probe import probe_size
 
 CLOSE = {"rel": 2e-4}  # entries have five digits
 
@@ -106,7 +109,7 @@ def test_kappa_of_a_fixed_scaling_is_its_coefficients(cs_run):
         assert entry["kappa"][figure] == pytest.approx([1, 0.7, 0.49])
 
 
-def test_by_timestep_the_norm_is_over_the_samples_of_each_bin(cs_run):
+def test_by_timestep_the_norm_is_over_the_probe_size_each_bin(cs_run):
     entry, net, (x, t), *_ = cs_run
     which = (t / 250).long()
     for k in which.unique().tolist():
@@ -194,9 +197,9 @@ def test_an_average_is_taken_as_torch_and_as_a_list_keep_it():
         monitor = StabilityMonitor(net, batch(0)[:2], every=1, ema=ema)
         train(net, 1, monitor, lr=0.0)
         assert monitor.last["drift"]["total"] == 0.0
-    with pytest.raises(ScaleLongError, match="ema"):
+    with pytest.raises(InvalidValueError, match="ema.*Linear"):
         StabilityMonitor(net, ema=nn.Linear(2, 2))
-    with pytest.raises(ScaleLongError, match=r"2 tensors that do not match the network's \d+"):
+    with pytest.raises(InvalidValueError, match="ema.*2 tensors"):
         StabilityMonitor(net, ema=[torch.zeros(1), torch.zeros(2)])
 
 
@@ -250,14 +253,15 @@ def test_oscillation_over_pairs_is_that_of_single_steps():
         expected = log[entry["step"]] - log[entry["step"] - 1]
         assert entry["jump"]["probe"]["backbone"] == pytest.approx(expected, abs=2e-4)
     jumps = np.array([e["jump"]["probe"]["backbone"] for e in pairs])
-    assert pairs[-1]["oscillation"]["probe"]["backbone"] == pytest.approx(np.std(jumps, axis=0), rel=6e-3)
+    exact = [float(f"{value:.3g}") for value in np.std(jumps, axis=0)]
+    assert pairs[-1]["oscillation"]["probe"]["backbone"] == exact  # jumps are rounded only in the file, to nine digits
     assert pairs[-1]["oscillation"]["jumps"] == 5
     series = np.std([log[s + 1] - log[s] for s in range(1, 40)], axis=0)
     assert histories["each"][-1]["oscillation"]["probe"]["backbone"] == pytest.approx(series, rel=2e-2)
 
 
 def test_the_training_batch_and_the_gradient_have_their_own():
-    monitor, _ = watched_run(small_uvit(), 20, every=1)
+    monitor, _ = monitored_run(small_uvit(), 20, every=1)
     o, probe = monitor.last["oscillation"], monitor.last["oscillation"]["probe"]
     assert len(o["train"]["backbone"]) == len(probe["backbone"]) == 3
     assert o["train"]["backbone"] != probe["backbone"]
@@ -276,7 +280,7 @@ def test_without_updates_the_probe_does_not_oscillate_and_the_training_batch_doe
 
 @pytest.mark.parametrize(("steps", "jumps"), [(1, 0), (2, 1)])
 def test_fewer_than_two_jumps_have_no_oscillation(steps, jumps):
-    monitor, _ = watched_run(small_uvit(), steps, every=1)
+    monitor, _ = monitored_run(small_uvit(), steps, every=1)
     assert monitor.last["oscillation"] == {"jumps": jumps}
 
 
@@ -298,7 +302,7 @@ class Chain(nn.Module):
 
 def test_a_network_without_known_skips_is_watched_by_its_blocks():
     torch.manual_seed(0)
-    monitor, _ = watched_run(Chain(), 8)
+    monitor, _ = monitored_run(Chain(), 8)
     assert monitor.points.blocks == ("inside.0", "inside.1", "dead", "(network)")
     entry = monitor.last
     assert "skip" not in entry["probe"]
@@ -309,8 +313,30 @@ def test_a_network_without_known_skips_is_watched_by_its_blocks():
     assert second == whole
     assert entry["grad"]["blocks"][2] is None
     assert len(entry["probe"]["by_time"]) == 4
-    assert "watched by its blocks" in str(monitor.summary())
+    assert "blocks only" in str(monitor.summary())
     assert "stability/oscillation/inside.0" in monitor.scalars
+
+
+def test_a_multilayer_perceptron_needs_torch_alone():
+    """In a fresh process without diffusers, NumPy and a compiler."""
+    script = """
+import sys
+for name in ("numpy", "diffusers", "accelerate", "rich", "transformers"):
+    sys.modules[name] = None
+import scalelong, torch
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+watch = scalelong.StabilityMonitor(net, every=1)
+for step in (1, 2, 3):
+    with watch.step(step):
+        net(torch.ones(2, 4)).sum().backward()
+assert "torch._inductor" not in sys.modules
+print(watch.last["oscillation"]["jumps"], *watch.points.blocks)
+"""
+    environment = os.environ | {"CC": "false", "CXX": "false"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.split() == ["2", "0", "2", "(network)"]
 
 
 def test_a_wrapper_around_a_network_is_entered():
@@ -322,7 +348,7 @@ def test_a_wrapper_around_a_network_is_entered():
         def forward(self, x, t):
             return self.model(x, t)
 
-    monitor, _ = watched_run(Holder(), 2)
+    monitor, _ = monitored_run(Holder(), 2)
     assert monitor.points.blocks == ("model.inside.0", "model.inside.1", "model.dead", "(network)")
 
 
@@ -350,7 +376,7 @@ class Join(nn.Module):
 def test_sites_can_be_given_and_a_single_skip_is_enough():
     torch.manual_seed(0)
     net = Dense()
-    monitor, _ = watched_run(net, 4, sites=[Site("leave", "shortcut", source="enter", dim=-1)])
+    monitor, _ = monitored_run(net, 4, sites=[Site("leave", "shortcut", source="enter", dim=-1)])
     p = monitor.last["probe"]
     with torch.no_grad():
         assert p["ratio"][0] == pytest.approx(p["skip"][0] / p["backbone"][0], rel=1e-3)
@@ -359,14 +385,14 @@ def test_sites_can_be_given_and_a_single_skip_is_enough():
 
 
 def test_a_given_site_that_is_not_there_is_an_error():
-    with pytest.raises(ScaleLongError, match="no module 'leavs'; did you mean 'leave'"):
+    with pytest.raises(ScaleLongError, match="'leavs'.*'leave'"):
         StabilityMonitor(Dense(), sites=["leavs"])
 
 
 def test_scaling_applied_to_given_sites_is_followed():
     torch.manual_seed(0)
     net = apply(Dense(), "uniform", sites=[Site("leave", "shortcut", dim=-1)])
-    monitor, _ = watched_run(net, 2)
+    monitor, _ = monitored_run(net, 2)
     p = monitor.last["probe"]
     assert p["ratio"][0] == pytest.approx(2**-0.5 * p["skip"][0] / p["backbone"][0], rel=1e-3)
 
@@ -401,30 +427,30 @@ def test_without_a_probe_the_first_batch_seen_becomes_it():
 
 
 def test_a_probe_is_an_eighth_of_the_batch_from_four_to_eight():
-    assert [samples_of(n) for n in (1, 4, 6, 32, 48, 64, 1024)] == [1, 4, 4, 4, 6, 8, 8]
+    assert [probe_size(n) for n in (1, 4, 6, 32, 48, 64, 1024)] == [1, 4, 4, 4, 6, 8, 8]
 
 
 def test_a_probe_may_be_a_function_or_have_keywords():
     x, t = batch(0, n=8)[:2]
     entries = []
     for probe, options in (((x, t), {}), ((x, {"t": t}), {}), (lambda net: net(x, t), {"t": t})):
-        monitor, _ = watched_run(small_uvit(), 2, probe=probe, **options)
+        monitor, _ = monitored_run(small_uvit(), 2, probe=probe, **options)
         entries.append(monitor.last["probe"])
     assert entries[0] == entries[1] == entries[2]
-    monitor, _ = watched_run(small_uvit(), 2, probe=lambda net: net(x, t))
+    monitor, _ = monitored_run(small_uvit(), 2, probe=lambda net: net(x, t))
     assert monitor.last["probe"]["backbone"] == entries[0]["backbone"]
     assert "by_time" not in monitor.last["probe"]  # nobody said which sample has which timestep
 
 
 @pytest.mark.parametrize("probe", [3, (), (0.5,)])
 def test_a_probe_that_is_no_batch_is_refused(probe):
-    with pytest.raises(ScaleLongError, match="probe"):
+    with pytest.raises(InvalidValueError, match="probe"):
         StabilityMonitor(small_uvit(), probe)
 
 
 def test_a_probe_that_was_never_seen_is_a_sentence():
     monitor = StabilityMonitor(small_uvit(), every=1)
-    with pytest.raises(ScaleLongError, match="give one: StabilityMonitor"):
+    with pytest.raises(ScalingStateError, match="StabilityMonitor"):
         with monitor.step(1):
             pass
 
@@ -433,7 +459,7 @@ def test_a_probe_that_was_never_seen_is_a_sentence():
     ("option", "value"), [("every", -1), ("every", 2.5), ("window", 1), ("keep", 2), ("bins", 0), ("times", (5, 5))]
 )
 def test_options_out_of_range_are_named(option, value):
-    with pytest.raises(ScaleLongError, match=option):
+    with pytest.raises(InvalidValueError, match=option):
         StabilityMonitor(small_uvit(), **{option: value})
 
 
@@ -463,17 +489,17 @@ def test_the_caller_s_logger_gets_plain_numbers_at_every_look():
 def test_the_summary_is_a_table_of_the_last_look():
     net = small_uvit(ConstantScaling(0.7))
     monitor = StabilityMonitor(net, batch(0)[:2], every=2)
-    assert "nothing seen yet" in str(monitor.summary())
+    assert "no snapshot yet" in str(monitor.summary())
     train(net, 8, monitor)
     text = str(monitor.summary())
     assert "3 long skips; step 8, oscillation over 2 jumps" in text
     assert "in_blocks.2" in text
     assert f"{monitor.last['probe']['backbone'][2]:.3g}" in text
-    assert "no alarm" in text
+    assert "no alarms" in text
 
 
 def test_series_are_read_back(tmp_path):
-    monitor, _ = watched_run(small_uvit(), 8, out=tmp_path / "s.jsonl")
+    monitor, _ = monitored_run(small_uvit(), 8, out=tmp_path / "s.jsonl")
     log = read_stability(tmp_path / "s.jsonl")
     steps, values = log.series("probe", "backbone", i=3)
     assert steps == [2, 4, 6, 8]

@@ -152,7 +152,7 @@ def test_on_the_network_of_eq_3_it_is_theorem_3_4_itself(scaling, skips):
 
 
 def test_learned_coefficients_count_with_their_largest_unit():
-    from watched_loops import small_uvit
+    from loops import small_uvit
 
     net = small_uvit(LearnableScaling()).eval()
     kappas = {}
@@ -164,7 +164,7 @@ def test_learned_coefficients_count_with_their_largest_unit():
 
 
 def test_a_real_network_moves_no_further_than_its_constant():
-    from watched_loops import small_uvit
+    from loops import small_uvit
 
     net = small_uvit().eval()
     x, t = torch.randn(1, 1, 8, 8), torch.tensor([300.0])

@@ -36,10 +36,11 @@ def kappa(
     """
     from scalelong.data import load
     from scalelong.kappa import estimate_kappa
+    from scalelong.progress import track
 
     check_figure(figure)
     images = load(data, split="train", image_size=image_size).images
-    estimate = estimate_kappa(images, num_skips=skips, process=process, samples=samples, seed=seed)
+    estimate = estimate_kappa(images, skips, process=process, samples=samples, seed=seed, progress=track)
     if figure is not None:
         from scalelong.report.figures import draw_kappa, save_figure
 

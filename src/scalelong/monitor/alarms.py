@@ -1,4 +1,4 @@
-"""Alarms: what is wrong, in which module, at which timesteps, since when. A function of the looks in a window."""
+"""Alarms: what is wrong, in which module, at which timesteps, since when, and what the paper's theory advises."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalelong.errors import ScaleLongError
-from scalelong.monitor.log import Entry, number
-from scalelong.monitor.oscillation import Window, spread, typical
-from scalelong.monitor.points import Points
+from scalelong.errors import invalid
+from scalelong.kappa import PAPER_MEAN, choose_kappa, kappa_notices, sum_of_squares
+from scalelong.monitor.log import Entry, lookup, rounded
+from scalelong.monitor.snapshot import Layout, Window, spread, typical
+from scalelong.scaling import ConstantScaling
+
+GENERAL = "a lower learning rate, a longer warm-up or tighter gradient clipping"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When the monitor raises an alarm. Comparisons are with the looks of the same window.
+    """Thresholds of the alarms. All comparisons are within one window of snapshots.
 
-    growth        oscillation on the probe: the newer half of the window against the older half, from half of the next
-                  limit on, and so for the typical jump as well as for the standard deviation
-    oscillation   oscillation on the probe over the newer half, whatever it was before
-    spike         a gradient norm or loss: so many robust standard deviations of its logarithm above the median …
-    gradient_factor, loss_factor   … and so many times the median
-    ratio_growth  skip-to-backbone ratio: the newest tenth of the window against its oldest tenth
-    looks         at least so many looks (or differences) on either side before anything is compared; an oscillation or
-                  a ratio that is back within so many looks is the same alarm
+    Args:
+        growth: Ratio of the oscillation on the probe in the newer half of the window to that in the older half. The
+            median jump must grow as much, and the oscillation must exceed half of the next limit.
+        oscillation: Oscillation on the probe in the newer half of the window, whatever it was before.
+        spike: Robust standard deviations of log(gradient norm) or log(loss) above the median …
+        gradient_factor, loss_factor: … and multiple of the median.
+        ratio_growth: Skip-to-backbone ratio of the newest tenth of the window relative to the oldest tenth.
+        looks: Minimum number of snapshots (or jumps) on either side of a comparison. An oscillation or ratio alarm
+            that returns within this many snapshots counts as the same alarm.
     """
 
     growth: float = 3.0
@@ -41,18 +45,21 @@ class Limits:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise ScaleLongError(f"limits: {f.name} is a number above 0, not {value!r}")
-        if self.looks < 2:
-            raise ScaleLongError(f"limits: looks is at least 2, not {self.looks}")
+            value, least = getattr(self, f.name), 2 if f.name == "looks" else 0
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0 or value < least:
+                raise invalid(f"limits: {f.name}", "a number >= 2" if least else "a number > 0", value)
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """kind: "nonfinite", "oscillation", "gradient", "loss" or "ratio"; `since` is the step where it began.
+    """One thing that is wrong.
 
-    `value` stands against `reference`; `times` is the range of timesteps where it is worst, where that is known.
+    kind        "nonfinite", "oscillation", "gradient", "loss" or "ratio"
+    since       the step at which it began
+    what        description; `advice` says what may help
+    skip        index of the long skip, if the alarm is at one
+    times       the timestep range in which it is worst, if known
+    value, reference   the measured value, and the value that it is compared with
     """
 
     kind: str
@@ -67,173 +74,176 @@ class Alarm:
     advice: str = ""
 
     def __str__(self) -> str:
-        at = "" if self.times is None else f", worst at timesteps {self.times[0]:g} to {self.times[1]:g}"
+        times = "" if self.times is None else f", worst at timesteps {self.times[0]:g} to {self.times[1]:g}"
         since = f" since step {self.since}" if self.since != self.step else ""
-        return f"step {self.step}: {self.what}{since}{at}. {self.advice}"
+        return f"step {self.step}: {self.what}{since}{times}. {self.advice}"
 
-    def to_dict(self, whole: bool) -> dict[str, Any]:
-        """For the log: whole where it is new, its name and beginning while it lasts."""
-        if not whole:
+    def to_dict(self, is_new: bool) -> dict[str, Any]:
+        """Return the log's form: complete when the alarm begins, then only its name and beginning."""
+        if not is_new:
             return {"kind": self.kind, "module": self.module, "since": self.since}
-        values = {key: value for key, value in asdict(self).items() if value not in (None, "")}
-        values |= {key: number(values[key]) for key in ("value", "reference") if key in values}
-        kept = {key: value for key, value in values.items() if key not in ("what", "advice")}
-        return {**kept, "text": str(self)}
+        values = {k: v for k, v in asdict(self).items() if v not in (None, "") and k not in ("what", "advice")}
+        values |= {key: rounded(values[key]) for key in ("value", "reference") if key in values}
+        return {**values, "text": str(self)}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong now, before it is known since when and what to do."""
-
-    kind: str
-    point: int | None  # of `Points`, where it is at one
-    module: str
-    what: str
-    times: tuple[float, float] | None = None
-    value: float | None = None
-    reference: float | None = None
-    since: int | None = None  # where the figures themselves tell
+# -------------------------------------------------------------------------------------------- detection
 
 
 def find(
-    points: Points, limits: Limits, entries: Sequence[Entry], window: Window, by_time: Window, edges: Sequence[float]
-) -> list[Finding]:
-    """What is wrong at the last of `entries`, at most one finding of each kind: the worst."""
+    layout: Layout, limits: Limits, entries: Sequence[Entry], window: Window, edges: Sequence[float]
+) -> list[Alarm]:
+    """Return the alarms at the last entry: at most one of each kind, the worst. They have no advice yet."""
     found = [
-        _nonfinite(points, entries),
-        _oscillation(points, limits, window, by_time, edges),
-        _spike(points, limits, entries, edges, "gradient"),
-        _spike(points, limits, entries, edges, "loss"),
-        _ratio(points, limits, entries),
+        _nonfinite(layout, entries[-1]),
+        _oscillation(layout, limits, entries[-1], window, edges),
+        _spike(layout, limits, entries, edges, "gradient", "grad"),
+        _spike(layout, limits, entries, edges, "loss", "loss"),
+        _ratio(layout, limits, entries),
     ]
-    return [finding for finding in found if finding is not None]
+    return [alarm for alarm in found if alarm is not None]
 
 
-def _nonfinite(points: Points, entries: Sequence[Entry]) -> Finding | None:
-    bad = entries[-1].get("nonfinite")
+def _nonfinite(layout: Layout, entry: Entry) -> Alarm | None:
+    bad = entry.get("nonfinite")
     if bad is None:
         return None
-    point = bad.get("point")
-    name = f"the {bad['of']}" if point is None else points.name_of(point)
-    where = "" if point is None else f" on the {bad['of']} batch (the first point that is not)"
-    return Finding("nonfinite", point, bad.get("module", points.network), f"{name} is not finite{where}",
-                   since=bad.get("since"))  # fmt: skip
+    point = None if bad.get("point") is None else layout.points.all[bad["point"]]
+    what = f"the {bad['of']} is not finite"
+    if point is not None:
+        what = f"{point.name} is not finite on the {bad['of']} batch (the first such point)"
+    skip = None if point is None else point.skip
+    return Alarm("nonfinite", entry["step"], bad.get("since", entry["step"]), bad["module"], what, skip)
 
 
-def _oscillation(
-    points: Points, limits: Limits, window: Window, by_time: Window, edges: Sequence[float]
-) -> Finding | None:
+def _oscillation(layout: Layout, limits: Limits, entry: Entry, window: Window, edges: Sequence[float]) -> Alarm | None:
     halves = window.halves(limits.looks)
     if halves is None:
         return None
-    jumps = [half[:, : points.features] for half in halves]  # the probe's part
-    (older, newer), (before_typical, now_typical) = map(spread, jumps), map(typical, jumps)
-    # Single jumps lift a standard deviation: that it has grown must show in the typical jump as well.
-    grown = (newer >= limits.growth * older) & (now_typical >= limits.growth * before_typical)
+    jumps = [half[:, : layout.points.features] for half in halves]  # on the probe
+    (older, newer), (older_typical, newer_typical) = map(spread, jumps), map(typical, jumps)
+    # A single jump raises the standard deviation, so the typical jump must have grown as well.
+    grown = (newer >= limits.growth * older) & (newer_typical >= limits.growth * older_typical)
     grown &= newer >= 0.5 * limits.oscillation
     over = grown | (newer >= limits.oscillation)
     if not over.any():
         return None
     worst = int(torch.where(over, newer, -math.inf).argmax())
-    value, before = float(newer[worst]), float(older[worst])
-    verb = f"has grown from {before:.3g} to {value:.3g}" if bool(grown[worst]) else f"is {value:.3g}"
+    point, value, before = layout.points.all[worst], float(newer[worst]), float(older[worst])
+    change = f"has grown from {before:.3g} to {value:.3g}" if bool(grown[worst]) else f"is {value:.3g}"
     others = int(over.sum()) - 1
-    more = f" (and at {others} other points)" if others else ""
-    return Finding(
-        "oscillation", worst, points.module_of(worst), f"the oscillation of {points.name_of(worst)} {verb}{more}",
-        _worst_times(points, worst, by_time, edges), value, before if math.isfinite(before) else None,
-    )  # fmt: skip
-
-
-def _worst_times(points: Points, point: int, by_time: Window, edges: Sequence[float]) -> tuple[float, float] | None:
-    """The timestep bin in which the nearest followed point oscillates most."""
-    row = points.skip_of(point) if points.n else point + 1
-    spreads = by_time.oscillation()
-    return None if row is None or spreads is None else _bin(edges, spreads.view(-1, len(edges) - 1)[row - 1])
+    what = f"the oscillation of {point.name} {change}" + (f" (and at {others} other points)" if others else "")
+    # The timestep bin in which h_i, or the block, oscillates most.
+    followed = point.skip if layout.points.n else worst + 1
+    spreads, times = window.oscillation(), None
+    if followed is not None and spreads is not None:
+        times = _worst_bin(edges, spreads[layout.size :].view(-1, layout.bins)[followed - 1])
+    reference = before if math.isfinite(before) else None
+    return Alarm("oscillation", entry["step"], entry["step"], point.module, what, point.skip, times, value, reference)
 
 
 def _spike(
-    points: Points, limits: Limits, entries: Sequence[Entry], edges: Sequence[float], kind: str
-) -> Finding | None:
-    """The greatest of the last steps against those of the looks before it."""
-    key = "grad" if kind == "gradient" else "loss"
-    series = [(entry.get(key) or {}).get("max") for entry in entries]
-    *before, now = series
-    usual = [math.log(value) for value in before if value]
-    if not now or len(usual) < limits.looks:
+    layout: Layout, limits: Limits, entries: Sequence[Entry], edges: Sequence[float], kind: str, key: str
+) -> Alarm | None:
+    """Compare the largest value since the last snapshot with the median over the window."""
+    *past, now = [lookup(entry, key, "max") for entry in entries]
+    logs = [math.log(value) for value in past if value]
+    if not now or len(logs) < limits.looks:
         return None
-    median = statistics.median(usual)
-    deviation = 1.4826 * statistics.median(abs(value - median) for value in usual)  # of a normal one: its sigma
-    factor = limits.gradient_factor if kind == "gradient" else limits.loss_factor
+    median = statistics.median(logs)
+    sigma = 1.4826 * statistics.median(abs(value - median) for value in logs)  # robust: exact for a normal law
     above = math.log(now) - median
-    if above < math.log(factor) or above < limits.spike * deviation:
+    factor = limits.gradient_factor if kind == "gradient" else limits.loss_factor
+    if above < math.log(factor) or above < limits.spike * sigma:
         return None
-    figures = entries[-1][key]
-    times = _worst_loss_times(entries, edges)
-    module = points.network
-    if kind == "gradient" and figures.get("blocks"):
-        module = _worst_gradient(points, entries) or module
+    times = _worst_bin(edges, _over_medians(entries, "loss", "bins"))
+    module = layout.points.network
     name = "gradient norm" if kind == "gradient" else "loss"
     what = f"the {name} {now:.3g} is {math.exp(above):.3g} times its median over the window"
-    if module != points.network:
-        what += f", most of all in {module}"
-    return Finding(kind, _point_of(points, module), module, what, times, now, math.exp(median), figures.get("at"))
+    if kind == "gradient" and (worst := _argmax(_over_medians(entries, "grad", "blocks"))) is not None:
+        module = layout.points.blocks[worst]
+        what += f", and largest in {module} compared with its own median"
+    point = layout.points.of_module(module)
+    step, since = entries[-1]["step"], lookup(entries[-1], key, "at")
+    return Alarm(kind, step, step if since is None else since, module, what, point and point.skip, times, now,
+                 math.exp(median))  # fmt: skip
 
 
-def _worst_gradient(points: Points, entries: Sequence[Entry]) -> str | None:
-    """The block whose gradient at this look stands highest above its own median."""
-    now = entries[-1]["grad"]["blocks"]
-    best, name = -math.inf, None
-    for k, value in enumerate(now):
-        past = [e["grad"]["blocks"][k] for e in entries[:-1] if (e.get("grad") or {}).get("blocks")]
-        usual = [v for v in past if v]
-        if value and usual and (above := value / statistics.median(usual)) > best:
-            best, name = above, points.blocks[k]
-    return name
-
-
-def _worst_loss_times(entries: Sequence[Entry], edges: Sequence[float]) -> tuple[float, float] | None:
-    """The timestep bin whose loss stands highest above its own median."""
-    now = (entries[-1].get("loss") or {}).get("bins")
-    if not now:
-        return None
-    above = []
-    for k, value in enumerate(now):
-        past = [(e.get("loss") or {}).get("bins") for e in entries[:-1]]
-        usual = [bins[k] for bins in past if bins and bins[k]]
-        above.append(value / statistics.median(usual) if value and usual else math.nan)
-    return _bin(edges, torch.tensor(above))
-
-
-def _ratio(points: Points, limits: Limits, entries: Sequence[Entry]) -> Finding | None:
-    """Skip-to-backbone: the medians of the window's newest and oldest tenth."""
-    rows = [ratio for e in entries if (ratio := (e.get("probe") or {}).get("ratio"))]
-    if not points.n or len(rows) < 2 * limits.looks:
+def _ratio(layout: Layout, limits: Limits, entries: Sequence[Entry]) -> Alarm | None:
+    """Compare the skip-to-backbone ratios of the window's newest and oldest tenth."""
+    rows = [ratio for entry in entries if (ratio := lookup(entry, "probe", "ratio"))]
+    if not layout.points.n or len(rows) < 2 * limits.looks:
         return None
     tenth = max(1, len(rows) // 10)
-    best, worst = limits.ratio_growth, None
-    for k in range(points.n):
-        old, new = ([row[k] for row in part if row[k]] for part in (rows[:tenth], rows[-tenth:]))
-        if old and new and (growth := statistics.median(new) / statistics.median(old)) >= best:
-            best, worst = growth, (k + 1, statistics.median(old), statistics.median(new))
-    if worst is None:
+    growths = []
+    for i, column in enumerate(zip(*rows, strict=True), start=1):
+        old, new = ([value for value in part if value] for part in (column[:tenth], column[-tenth:]))
+        if old and new:
+            before, value = statistics.median(old), statistics.median(new)
+            growths.append((value / before, i, before, value))
+    growth, i, before, value = max(growths, default=(0.0, 0, 0.0, 0.0))
+    if growth < limits.ratio_growth:
         return None
-    i, before, value = worst
-    point = points.point("joined", i)
-    what = f"the ratio of long skip {i} to the backbone it joins has run from {before:.3g} to {value:.3g}"
-    return Finding("ratio", point, points.module_of(point), what, None, value, before)
+    what = f"the ratio of long skip {i} to the backbone it joins has grown from {before:.3g} to {value:.3g}"
+    step = entries[-1]["step"]
+    return Alarm("ratio", step, step, layout.points.sites[i - 1].path, what, i, None, value, before)
 
 
-def _point_of(points: Points, module: str) -> int | None:
-    """A point of the module: that of a long skip where it feeds or consumes one."""
-    for i, site in enumerate(points.sites, start=1):
-        if module in (site.source, site.path) or site.path.startswith(f"{module}."):
-            return points.point("out", i)
-    return points.block(points.blocks.index(module)) if module in points.blocks else None
+def _over_medians(entries: Sequence[Entry], *path: str) -> Tensor:
+    """Divide every value of a list in the last entry by the median of its past values; NaN where there is none."""
+    *past, now = [lookup(entry, *path) or [] for entry in entries]
+    columns = [[row[k] for row in past if k < len(row) and row[k]] for k in range(len(now))]
+    pairs = zip(now, columns, strict=True)
+    return torch.tensor([value / statistics.median(col) if value and col else math.nan for value, col in pairs])
 
 
-def _bin(edges: Sequence[float], values: Tensor) -> tuple[float, float] | None:
-    if values.isnan().all():
-        return None
-    k = int(torch.where(values.isnan(), -math.inf, values).argmax())
-    return float(edges[k]), float(edges[k + 1])
+def _argmax(values: Tensor) -> int | None:
+    return None if values.isnan().all() else int(torch.where(values.isnan(), -math.inf, values).argmax())
+
+
+def _worst_bin(edges: Sequence[float], values: Tensor) -> tuple[float, float] | None:
+    k = _argmax(values)
+    return None if k is None else (float(edges[k]), float(edges[k + 1]))
+
+
+# ----------------------------------------------------------------------------------------------- advice
+
+
+def advice(kind: str, skip: int | None, coefficients: Sequence[float], kappa: float | None) -> str:
+    """Say what the theory advises about an alarm: the Σκ_j² behind it, and a kappa that lowers the sum.
+
+    Args:
+        kind: The alarm's kind.
+        skip: Index of the long skip, or None if the alarm is at none.
+        coefficients: κ_1 … κ_N; empty if the network has no known long skips.
+        kappa: Base of CS, if CS is applied.
+    """
+    if not coefficients:
+        return f"This network has no known long skips, so the theory does not apply; {GENERAL} may help."
+    if kind == "nonfinite":
+        return f"{GENERAL.capitalize()} may help; {_remedy(coefficients, kappa, 1)}."
+    if kind == "gradient":
+        i = min(skip or 1, len(coefficients))
+        law = f"Theorem 3.3 bounds the squared gradient of block {i} by ℓ·‖x_t‖²·Σκ_j² over j ≥ {i}"
+        return f"{law}, here {sum_of_squares(coefficients, i):.3g}; {_remedy(coefficients, kappa, i)}."
+    if kind == "loss":
+        law = f"Theorem 3.3 bounds the gradient by ℓ·Σκ_j², here Σκ_j² = {sum_of_squares(coefficients):.3g}"
+        return f"{law}; {_remedy(coefficients, kappa, 1)}; {GENERAL} may help too."
+    if skip is not None and skip >= len(coefficients):
+        law = "No long skip joins before the middle block, so Theorem 3.1 does not bound its oscillation"
+        return f"{law}; the gradient causes it: {_remedy(coefficients, kappa, 1)}."
+    i = skip or 0
+    law = f"Theorem 3.1: the range of ‖h_{i}‖² is proportional to Σκ_j² over j > {i}"
+    return f"{law}, here {sum_of_squares(coefficients, i + 1):.3g}; {_remedy(coefficients, kappa, i + 1)}."
+
+
+def _remedy(coefficients: Sequence[float], kappa: float | None, start: int) -> str:
+    """Propose CS with the recommended kappa if that lowers the sum from `start` on."""
+    n, now = len(coefficients), sum_of_squares(coefficients, start)
+    recommended = choose_kappa(PAPER_MEAN, n).recommended
+    then = sum_of_squares(ConstantScaling(recommended).coefficients(n), start)
+    text = f"the coefficients are already small, so {GENERAL} may help"
+    if n > 1 and then < 0.9 * now:
+        change = f"kappa = {recommended:g} instead of {kappa:g}" if kappa else f"ConstantScaling({recommended:g})"
+        text = f"{change} makes that sum {then:.3g}"
+    return "; ".join([text, *(note.text for note in kappa_notices(coefficients, kappa) if note.level == "warning")])

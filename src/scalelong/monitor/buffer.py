@@ -1,39 +1,35 @@
-"""Losses and gradient norms of every step, kept where they are until the next look: no step waits for the device."""
+"""Losses and gradient norms of every step, kept on their device until the next snapshot."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scalelong.monitor.log import number, rounded
-from scalelong.monitor.reading import read
+from scalelong.monitor.recorder import to_cpu
 
-MOST = 10_000  # notes kept where nobody looks
+CAPACITY = 10_000  # values kept if no snapshot is taken
 
 
 @dataclass(frozen=True)
 class Buffered:
-    """What was noted since the last look."""
+    """The values noted since the last snapshot."""
 
     loss: dict[str, Any] | None = None
-    gradients: tuple[tuple[int, float], ...] = ()  # (step, total norm)
+    gradients: tuple[tuple[int, float], ...] = ()  # (step, total norm), finite ones only
     bad_loss: int | None = None  # the first step whose loss is not finite
     bad_gradient: int | None = None
-
-    def without_gradient_trouble(self) -> Buffered:
-        return replace(self, bad_gradient=None)
 
 
 class Buffer:
     def __init__(self) -> None:
-        self._losses: deque[tuple[int, Tensor, Tensor | None]] = deque(maxlen=MOST)
-        self._gradients: deque[tuple[int, Tensor]] = deque(maxlen=MOST)
+        self._losses: deque[tuple[int, Tensor, Tensor | None]] = deque(maxlen=CAPACITY)  # (step, losses, timesteps)
+        self._gradients: deque[tuple[int, Tensor]] = deque(maxlen=CAPACITY)
 
     def add(self, step: int, loss: Any, t: Any, grad_norm: Any) -> None:
         if loss is not None:
@@ -45,49 +41,48 @@ class Buffer:
             self._gradients.append((step, torch.as_tensor(grad_norm).detach().reshape(())))
 
     def collect(self, edges: Sequence[float], after: int) -> Buffered:
-        """Everything since the last call, in one look at the device for each kind.
+        """Return and clear the buffer, with one synchronization for losses and one for gradient norms.
 
-        Gradient norms of steps up to `after`, the last look, are left out: it has seen them itself.
+        Gradient norms of steps up to `after`, the last snapshot, are dropped: that snapshot measured them itself.
         """
-        since = [(step, norm) for step, norm in self._gradients if step > after]
-        norms = read([norm for _, norm in since]).tolist() if since else []
-        noted = [(step, norm) for (step, _), norm in zip(since, norms, strict=True)]
+        recent = [(step, norm) for step, norm in self._gradients if step > after]
+        norms = to_cpu([norm for _, norm in recent]).tolist() if recent else []
+        gradients = [(step, norm) for (step, _), norm in zip(recent, norms, strict=True)]
+        bad_gradient = next((step for step, norm in gradients if not math.isfinite(norm)), None)
+        finite = tuple((step, norm) for step, norm in gradients if math.isfinite(norm))
         losses = list(self._losses)
         self._losses.clear()
         self._gradients.clear()
-        bad_gradient = next((step for step, norm in noted if not math.isfinite(norm)), None)
-        finite = tuple((step, norm) for step, norm in noted if math.isfinite(norm))
         if not losses:
             return Buffered(None, finite, None, bad_gradient)
-        values = torch.cat([v.to(losses[0][1].device, torch.float32) for _, v, _ in losses]).cpu().double()
-        lengths = [len(v) for _, v, _ in losses]
-        each = torch.segment_reduce(values, "sum", lengths=torch.tensor(lengths)).tolist()
-        sums, counts = dict[int, float](), dict[int, int]()  # by step, which may have been noted in parts
-        for (step, _, _), whole, count in zip(losses, each, lengths, strict=True):
-            sums[step], counts[step] = sums.get(step, 0.0) + whole, counts.get(step, 0) + count
-        means = {step: sums[step] / counts[step] if counts[step] else math.nan for step in sorted(sums)}
-        bad_loss = next((step for step, mean in means.items() if not math.isfinite(mean)), None)
+        values = _concatenate([v for _, v, _ in losses]).double()
+        steps = sorted({step for step, _, _ in losses})  # gradient accumulation may note a step in parts
+        index = torch.tensor([steps.index(step) for step, _, _ in losses])
+        of_step = index.repeat_interleave(torch.tensor([len(v) for _, v, _ in losses]))
+        means = dict(zip(steps, _group_means(values, of_step, len(steps)), strict=True))
         good = {step: mean for step, mean in means.items() if math.isfinite(mean)}
-        summary: dict[str, Any] = {"mean": None, "max": None, "at": None, "steps": len(means)}
+        loss: dict[str, Any] = {"mean": None, "max": None, "at": None, "steps": len(steps)}
         if good:
             at = max(good, key=lambda step: good[step])
-            summary |= {"mean": number(math.fsum(good.values()) / len(good)), "max": number(good[at]), "at": at}
-        if all(times is not None for _, _, times in losses):
-            times = torch.cat([t.to(losses[0][1].device, torch.float32) for _, _, t in losses if t is not None]).cpu()
-            summary["bins"] = _means(values, which_bin(times, edges), len(edges) - 1)
-        return Buffered(summary, finite, bad_loss, bad_gradient)
+            loss |= {"mean": math.fsum(good.values()) / len(good), "max": good[at], "at": at}
+        times = [t for _, _, t in losses if t is not None]
+        if len(times) == len(losses):
+            usable = values.isfinite()
+            bins = which_bin(_concatenate(times), edges)
+            loss["bins"] = _group_means(values[usable], bins[usable], len(edges) - 1)
+        return Buffered(loss, finite, next((step for step in steps if step not in good), None), bad_gradient)
 
 
 def which_bin(times: Tensor, edges: Sequence[float]) -> Tensor:
-    """The bin of each timestep; what lies outside falls to the first or the last."""
+    """Return the bin of each timestep. Timesteps outside the edges count in the first or last bin."""
     inner = torch.tensor(list(edges[1:-1]), dtype=torch.float64)
     return torch.bucketize(times.double().cpu(), inner, right=True)
 
 
-def _means(values: Tensor, places: Tensor, count: int) -> list[float | None]:
-    """The mean of the finite values at each place."""
-    there = values.isfinite()
-    if not there.all():
-        values, places = values[there], places[there]
-    sums, counts = places.bincount(values, minlength=count), places.bincount(minlength=count)
-    return rounded((sums / counts).tolist())
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.to(parts[0].device, torch.float32) for part in parts]).cpu()
+
+
+def _group_means(values: Tensor, groups: Tensor, count: int) -> list[float]:
+    """Return the mean of the values in each group; NaN for an empty group."""
+    return (groups.bincount(values, minlength=count) / groups.bincount(minlength=count)).tolist()

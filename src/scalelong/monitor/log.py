@@ -1,65 +1,59 @@
-"""stability.jsonl: one JSON object a look, behind a header line, of bounded size; docs/monitor.md has the format."""
+"""stability.jsonl: a header line and one JSON object per snapshot, of bounded size. docs/monitor.md has the format."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalelong.errors import ScaleLongError
-from scalelong.files import atomic_file
+from scalelong.errors import RunError
+from scalelong.files import json_line_blocks, write_text
 
 FORMAT = 1
+# Significant digits in the file. Jumps keep more: a resumed run computes its oscillation from them, and must get the
+# three digits that the uninterrupted run gets from exact jumps.
+DIGITS, DIGITS_OF = 5, {"jump": 9, "oscillation": 3}
 Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Stability:
-    """What a stability.jsonl holds. `header["skips"]` and `header["blocks"]` name what the lists of an entry are of."""
+class StabilityLog:
+    """The content of a stability.jsonl. `header["skips"]` and `header["blocks"]` label the lists in an entry."""
 
     header: Entry
-    entries: list[Entry]
+    entries: list[Entry] = field(repr=False)
 
     def series(self, *path: str, i: int | None = None) -> tuple[list[int], list[float | None]]:
-        """(steps, values) of one figure: `series("probe", "backbone", i=6)`, `series("grad", "total")`.
+        """Return (steps, values) of one quantity: `series("probe", "backbone", i=6)`, `series("grad", "total")`.
 
-        i counts long skips from 1 (outermost); for lists over blocks use `header["blocks"].index(…) + 1`.
+        i counts long skips from 1 (outermost). For lists over blocks, use `header["blocks"].index(…) + 1`.
         """
-        steps, values = [], []
-        for entry in self.entries:
-            value: Any = entry
-            for key in path:
-                value = value.get(key) if isinstance(value, dict) else None
-            if i is not None:
-                value = value[i - 1] if isinstance(value, list) else None
-            steps.append(entry["step"])
-            values.append(value)
-        return steps, values
+        keys = path if i is None else (*path, i)
+        return [entry["step"] for entry in self.entries], [lookup(entry, *keys) for entry in self.entries]
 
     def alarms(self) -> list[Entry]:
-        """Every alarm at the look where it was raised."""
-        return [alarm for entry in self.entries for alarm in entry.get("alarms", []) if "text" in alarm]
+        """Return every alarm at the snapshot that raised it."""
+        listed = [entry["alarms"] for entry in self.entries if isinstance(entry.get("alarms"), list)]
+        return [alarm for alarms in listed for alarm in alarms if isinstance(alarm, dict) and "text" in alarm]
 
 
-def read_stability(path: Path | str) -> Stability:
-    """Read a stability.jsonl; a torn last line is left out."""
-    lines = _lines(Path(path))
-    headers = [line for line in lines if "format" in line]
-    if not headers:
-        raise ScaleLongError(f"{path} is not a stability log: it has no header line")
-    if headers[-1]["format"] != FORMAT:
-        raise ScaleLongError(f"{path} has format {headers[-1]['format']}; this version reads {FORMAT}")
-    return Stability(headers[-1], [line for line in lines if "format" not in line])
+def read_stability(path: Path | str) -> StabilityLog:
+    """Read a stability.jsonl. Damaged lines, such as a partly written last one, are ignored."""
+    header, entries = _read(Path(path))
+    if header is None:
+        raise RunError(f"{path} is not a stability log: it has no header line")
+    if header["format"] != FORMAT:
+        raise RunError(f"{path} must have format {FORMAT}, got {header['format']!r}; read it with another version")
+    return StabilityLog(header, list(filter(_has_step, entries)))
 
 
 class LogWriter:
-    """Appends looks to a file. At `keep` looks every second one of the older half is dropped, and so on.
+    """Append snapshots to a file. When it holds `keep` of them, every second one of the older half is dropped.
 
-    So the newest half is always whole, older times are seen ever more coarsely, and the file never has more than
-    `keep` looks. Looks that raised an alarm are dropped last.
+    So the newest half is complete, and older times are covered ever more coarsely. Snapshots that raised an alarm
+    are dropped last.
     """
 
     def __init__(self, path: Path | str | None, keep: int) -> None:
@@ -68,90 +62,88 @@ class LogWriter:
         self.count = 0
 
     def begin(self, header: Entry, step: int) -> list[Entry]:
-        """Go on with a file of the same network from `step` on; what it says of that step and later is dropped."""
+        """Continue an existing file of the same network, dropping entries from `step` on. Returns the others."""
         if self.path is None:
             return []
         entries: list[Entry] = []
         if self.path.exists():
-            lines = _lines(self.path)
-            former = next((line for line in reversed(lines) if "format" in line), None)
-            if lines and former is None:
-                raise ScaleLongError(f"{self.path} is not a stability log; give another out=")
-            if former is not None:
-                _same(former, header, self.path)
-            entries = [line for line in lines if "format" not in line and line.get("step", 0) < step]
-        self._rewrite([header, *entries])
-        self.count = len(entries)
+            former, entries = _read(self.path)
+            if former is None and entries:
+                raise RunError(f"{self.path} is not a stability log; choose another out=")
+            for key in ("format", "network", "skips", "blocks", "times"):
+                if former is not None and former.get(key) != header.get(key):
+                    raise RunError(
+                        f"{self.path} was written for another network or monitor: {key} was {former.get(key)!r}, is "
+                        f"{header.get(key)!r}; choose another out=, or delete the file"
+                    )
+            entries = [entry for entry in entries if _has_step(entry) and entry["step"] < step]
+        self._rewrite(header, entries)
         return entries
 
     def write(self, entry: Entry) -> None:
         if self.path is None:
             return
-        with open(self.path, "a", encoding="utf-8") as file:  # for each look anew: nothing to be left open
+        with open(self.path, "a", encoding="utf-8") as file:
             file.write(_line(entry))
         self.count += 1
         if self.count >= self.keep:
-            lines = _lines(self.path)
-            entries = thinned([line for line in lines if "format" not in line], self.keep)
-            self._rewrite([line for line in lines if "format" in line][-1:] + entries)
-            self.count = len(entries)
+            header, entries = _read(self.path)
+            self._rewrite(header or {}, thinned(entries, self.keep))
 
-    def _rewrite(self, lines: Iterable[Entry]) -> None:
+    def _rewrite(self, header: Entry, entries: list[Entry]) -> None:
         assert self.path is not None
-        with atomic_file(self.path) as aside:
-            aside.write_text("".join(map(_line, lines)), encoding="utf-8")
+        write_text(self.path, "".join(map(_line, [header, *entries])))
+        self.count = len(entries)
 
 
 def thinned(entries: list[Entry], keep: int) -> list[Entry]:
-    """Every second entry of the older half is dropped; those with alarms only where the rest is not enough."""
+    """Drop every second entry of the older half; those with alarms only if too many are left."""
     middle = len(entries) // 2
     older, newer = entries[:middle], entries[middle:]
-    plain = [entry for k, entry in enumerate(older) if k % 2 == 0 or _raised(entry)]
-    if len(plain) + len(newer) > 7 * keep // 8:
-        plain = older[::2]
-    return plain + newer
+    raised = [any("text" in alarm for alarm in entry.get("alarms", [])) for entry in older]
+    kept = [entry for k, entry in enumerate(older) if k % 2 == 0 or raised[k]]
+    return (kept if len(kept) + len(newer) <= 7 * keep // 8 else older[::2]) + newer
 
 
-def rounded(values: Iterable[float], digits: int = 5) -> list[float | None]:
-    """Numbers for JSON: so many significant digits, None for what is not finite."""
-    return [number(value, digits) for value in values]
+def rounded(value: Any, digits: int = DIGITS) -> Any:
+    """Round every float of an entry to significant digits. Floats that are not finite become None."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        short = float(f"{value:.{digits}g}")
+        return short if math.isfinite(short) else None  # the largest floats round to infinity
+    if isinstance(value, dict):
+        return {key: rounded(item, DIGITS_OF.get(key, digits)) for key, item in value.items()}
+    return [rounded(item, digits) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def number(value: float | None, digits: int = 5) -> float | None:
-    """A number with so many significant digits, None for what is not finite."""
-    if value is None or not math.isfinite(value):
-        return None
-    kept = float(f"{value:.{digits}g}")
-    return kept if math.isfinite(kept) else None  # the greatest floats round up to infinity
+def lookup(entry: Entry, *path: str | int) -> Any:
+    """Return a value inside an entry, or None: strings are keys, integers count list items from 1."""
+    value: Any = entry
+    for key in path:
+        if isinstance(key, int):
+            value = value[key - 1] if isinstance(value, list) and key <= len(value) else None
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
-def _raised(entry: Entry) -> bool:
-    return any("text" in alarm for alarm in entry.get("alarms", []))
+def _read(path: Path) -> tuple[Entry | None, list[Entry]]:
+    """Return the last header line, and all other lines that are JSON objects."""
+    if not path.is_file():
+        raise RunError(f"{path} does not exist or is not a file")
+    try:
+        lines = [line for block in json_line_blocks(path) for line in block]
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}") from error
+    headers = [line for line in lines if "format" in line]
+    return headers[-1] if headers else None, [line for line in lines if "format" not in line]
+
+
+def _has_step(entry: Entry) -> bool:
+    step = entry.get("step")
+    return type(step) in (int, float) and abs(step) < 1e300
 
 
 def _line(entry: Entry) -> str:
     return json.dumps(entry, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
-
-
-def _lines(path: Path) -> list[Entry]:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ScaleLongError(f"{path} cannot be read: {error.strerror}") from error
-    found = []
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            found.append(entry)
-    return found
-
-
-def _same(former: Entry, header: Entry, path: Path) -> None:
-    for key in ("format", "network", "skips", "blocks", "times"):
-        if former.get(key) != header.get(key):
-            raise ScaleLongError(
-                f"{path} is the log of another network or monitor ({key} differs); give another out=, or remove it"
-            )

@@ -1,4 +1,4 @@
-"""Watch the stability of a training run, in any PyTorch loop: norms, ratios, κ, gradients, oscillation, alarms."""
+"""Monitor the stability of any PyTorch training loop: norms, ratios, κ, gradients, oscillation, alarms."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,47 +14,53 @@ import torch
 from torch import nn
 
 from scalelong._modules import is_compiled, leave_no_trace
-from scalelong.errors import ScaleLongError
-from scalelong.monitor.advice import advice
-from scalelong.monitor.alarms import Alarm as Alarm
-from scalelong.monitor.alarms import Finding, find
-from scalelong.monitor.alarms import Limits as Limits
+from scalelong.errors import ScalingStateError, invalid
+from scalelong.monitor.alarms import Alarm, Limits, advice, find
 from scalelong.monitor.buffer import Buffer
-from scalelong.monitor.log import FORMAT, Entry, LogWriter
-from scalelong.monitor.oscillation import Window
-from scalelong.monitor.parameter_norms import BlockNorms, ParameterNorms
-from scalelong.monitor.points import find_points, unwrapped
+from scalelong.monitor.log import FORMAT, Entry, LogWriter, lookup, rounded
+from scalelong.monitor.points import coefficients_of, find_points, spec_of, unwrapped
 from scalelong.monitor.probe import Inputs, Probe, as_probe, from_batch
-from scalelong.monitor.recorder import Hooks, Norms, Recorder
-from scalelong.monitor.scalars import scalars
-from scalelong.monitor.snapshot import Layout, Snapshot, make_entry, oscillations
-from scalelong.monitor.summary import Summary
-from scalelong.scaling import BlockScaling, ConstantScaling, FixedSkips
-from scalelong.skips.application import scaling_of
+from scalelong.monitor.recorder import BlockNorms, Hooks, Norms, ParameterNorms, Recorder
+from scalelong.monitor.snapshot import Layout, Snapshot, Window, make_entry, window_entry
+from scalelong.monitor.summary import Summary, scalars
 from scalelong.skips.sites import Site
 
 LOGGER = logging.getLogger("scalelong")
 
 
 class StabilityMonitor:
-    """`watch = StabilityMonitor(net, probe=(x_t, t))`, then `with watch.step(step):` around forward and backward.
+    """Record the stability of a training run every `every` steps.
 
-    It looks every `every` steps, and at every second look at the step before it too, so that a jump is over exactly
-    one update. Between looks nothing is attached to the network and nothing waits for the device. Looking does not
-    disturb: losses are bit for bit those of a run without it.
+    Every second snapshot also records the step before it, so that a jump spans exactly one update. Between snapshots
+    nothing is attached to the network and nothing synchronizes with the device. The monitor does not change the run:
+    losses are bit for bit those of a run without it.
 
-    net       any network, also wrapped by DDP, DataParallel or torch.compile; long skips that are not known are
-              given by `sites`, and a network without any is watched by its blocks
-    probe     the fixed batch: the call's arguments `(x_t, t)` or `(x_t, t, {"class_labels": y})`, or a function of
-              the network that calls it; None takes the first samples of the first batch that a look sees
-    t         the probe's timesteps, where they are not its second argument
-    every, window   steps from look to look (0: off), and looks that oscillation and alarms are taken over
-    out, keep       the file, stability.jsonl say, and the most looks that it holds; a file that is there is continued
-    ema       the averaged network (or its parameters), for the distance between it and the raw one
-    scaler    fp16's GradScaler, unless the gradients are unscaled within the block
-    times, bins     the range of timesteps and how many bins it is cut into
-    log       called as log(scalars, step=step) at every look: `accelerator.log`, `wandb.log`
-    on_alarm  called with an `Alarm` when one begins; by default it is logged as a warning
+    Example:
+        >>> watch = scalelong.StabilityMonitor(net, probe=(x_t, t), out="stability.jsonl")
+        >>> for step, (x_t, t, eps) in enumerate(batches, start=1):
+        ...     with watch.step(step):  # forward and backward
+        ...         (net(x_t, t) - eps).square().mean().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> print(watch.summary())
+
+    Args:
+        net: Any network, possibly wrapped by DDP, DataParallel or torch.compile. A network without known long skips
+            is recorded by its blocks.
+        probe: The fixed batch: the call's arguments `(x_t, t)` or `(x_t, t, {"class_labels": y})`, or a function that
+            calls the network. None takes the first samples of the first recorded batch.
+        t: The probe's timesteps, if they are not its second argument.
+        sites: The long skips, outermost first, for a network that `scalelong.apply` does not know.
+        every: Steps between snapshots; 0 turns the monitor off.
+        window: Number of snapshots that oscillation and alarms refer to.
+        out: Log file, for example "stability.jsonl". An existing file is continued.
+        keep: Maximum number of snapshots in the file.
+        ema: The averaged network (or its parameters), to record its distance to the network.
+        scaler: The GradScaler of fp16 training, unless gradients are unscaled inside the `with` block.
+        times, bins: Range of timesteps, and the number of bins that divide it.
+        limits: Thresholds of the alarms.
+        log: Called as `log(scalars, step=step)` at every snapshot, for example `accelerator.log` or `wandb.log`.
+        on_alarm: Called with an `Alarm` when one begins. By default it is logged as a warning.
     """
 
     def __init__(
@@ -77,207 +84,192 @@ class StabilityMonitor:
     ) -> None:
         for name, value, least in (("every", every, 0), ("window", window, 2), ("keep", keep, 8), ("bins", bins, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ScaleLongError(f"{name} is a whole number from {least} up, not {value!r}")
+                raise invalid(name, f"an integer >= {least}", value)
         if times is not None and not times[0] < times[1]:
-            raise ScaleLongError(f"times is the range of timesteps, (0, 1000) say, not {times!r}")
+            raise invalid("times", "an increasing range of timesteps such as (0, 1000)", times)
         self.net, self.root = net, unwrapped(net)
         self.points = find_points(self.root, sites)
-        self.every = every if _first_process() else 0
+        self.every = every if _is_first_process() else 0
         self.limits, self.log, self.on_alarm = limits or Limits(), log, on_alarm
         self.scaler, self.times, self.bins, self._t = scaler, times, bins, t
+        self.alarms: tuple[Alarm, ...] = ()  # active at the last snapshot
         self._probe = None if probe is None else as_probe(probe, t)
         self._hooks, self._parameters = Hooks(self.root, self.points), ParameterNorms(self.root, self.points)
         self._ema = None if ema is None else self._parameters.average_of(ema)
-        self._layout = Layout(self.points, bins)
-        self._window, self._by_time = Window(window), Window(window)
-        self._oscillation: Entry | None = None  # as it was told last
+        self._layout, self._window = Layout(self.points, bins), Window(window)
         self._entries: deque[Entry] = deque(maxlen=window)
         self._writer, self._buffer = LogWriter(out, keep), Buffer()
         self._before: Snapshot | None = None
-        self._in_bins: tuple[tuple[float, ...], list[list[int]] | None] | None = None
+        self._edges: tuple[float, ...] = ()
+        self._members: list[list[int]] | None = None
+        self._oscillation: Entry = {}  # of the last entry
         self._step = 0
         self._begun = False
-        self.alarms: tuple[Alarm, ...] = ()  # in force at the last look
 
     # ------------------------------------------------------------------------------------ in the loop
 
     def step(self, step: int, batch: Inputs | None = None) -> AbstractContextManager[None]:
-        """Around the forward and backward pass of step `step`; clipping and the optimizer come after it.
+        """Wrap the forward and backward pass of step `step`. Clipping and the optimizer come after the block.
 
-        batch   the arguments of the training call, as `probe`: only where the network is compiled, whose own pass
-                hooks do not see, so that it is run again on them
+        Args:
+            step: Number of the step, counted over the whole run.
+            batch: Arguments of the training call, in the form of `probe`. Only a compiled network needs them: hooks do
+                not run in compiled code, so the monitor runs the network again, eagerly.
         """
         self._step = step
         if not self.every or (step % self.every and (step + 1) % (2 * self.every)):
             return nullcontext()
-        return self._looking(step, batch)
+        return self._recording(step, batch)
 
     def note(self, *, loss: Any = None, t: Any = None, grad_norm: Any = None) -> None:
-        """Tell the loss of this step (better one a sample, with their timesteps) and the norm that clipping returned.
+        """Log the loss of this step, ideally one per sample with timesteps `t`, and the norm that clipping returned.
 
-        Tensors are kept as they are until the next look: this costs nothing and waits for nothing.
+        Tensors stay on their device until the next snapshot, so this neither computes nor synchronizes.
         """
         if self.every:
             self._buffer.add(self._step, loss, t, grad_norm)
 
     def remove(self) -> None:
-        """Stop looking. Nothing is left in the network; between looks nothing ever is."""
+        """Turn the monitor off. Nothing remains in the network."""
         self.every = 0
         self._before, self._probe, self._ema = None, None, None
 
-    # ------------------------------------------------------------------------------------ to look at
+    # ---------------------------------------------------------------------------------------- results
 
     @property
     def last(self) -> Entry | None:
-        """The last look, as it stands in the file."""
+        """The last snapshot, as written to the file."""
         return self._entries[-1] if self._entries else None
 
     @property
     def scalars(self) -> dict[str, float]:
-        """The last look as plain numbers with names, for a logger."""
+        """The last snapshot as named numbers, for a tracker."""
         return {} if self.last is None else scalars(self.points, self.last)
 
     def summary(self) -> Summary:
-        """The last look as a table, and the alarms in force; prints."""
+        """Return the last snapshot as a printable table, with the active alarms."""
         return Summary(self.points, self.last, self.alarms)
 
-    # ------------------------------------------------------------------------------------ a look
+    # --------------------------------------------------------------------------------------- snapshot
 
     @contextmanager
-    def _looking(self, step: int, batch: Inputs | None) -> Iterator[None]:
-        compiled = is_compiled(self.net)  # then hooks would not be met
-        seen = None if compiled else Recorder(self.points.size, keep_call=self._probe is None)
-        with self._hooks.open(seen):
+    def _recording(self, step: int, batch: Inputs | None) -> Iterator[None]:
+        compiled = is_compiled(self.net)  # hooks do not run in compiled code
+        recorder = None if compiled else Recorder(self.points.size, keep_call=self._probe is None)
+        with self._hooks.attached(recorder):
             yield
-            self._look(step, batch, seen)
+            self._take_snapshot(step, batch, recorder)
 
-    def _look(self, step: int, batch: Inputs | None, seen: Recorder | None) -> None:
-        autocast = {} if seen is None else seen.autocast
+    def _take_snapshot(self, step: int, batch: Inputs | None, recorder: Recorder | None) -> None:
+        autocast = {} if recorder is None else recorder.autocast
         gradients = self._gradients()
-        train = None if seen is None else seen.norms()
+        train = None if recorder is None else recorder.norms()
         if train is None and batch is not None:
             train = self._run(as_probe(batch), autocast, samples=None)
-        probe = self._the_probe(seen)
-        norms = self._run(probe, autocast, probe.n)
-        edges, members = self._times_of(probe)
-        look = Snapshot(step, norms, train, gradients, self._layout.by_time(norms, members))
+        if self._probe is None:
+            self._probe = self._probe_from(recorder)
+        if not self._edges:
+            self._edges = self._probe.edges(self.bins, self.times)
+            self._members = self._probe.members(self._edges)
+        norms = self._run(self._probe, autocast, self._probe.n)
+        snapshot = Snapshot(step, norms, train, gradients, self._layout.by_time(norms, self._members))
         if step % self.every == 0:
-            self._tell(look, probe, edges)
-        self._before = look
+            self._add_entry(snapshot)
+        self._before = snapshot
 
     def _gradients(self) -> BlockNorms | None:
         if self.scaler is None:
             return self._parameters.gradients()
-        found = self._parameters.gradients(float(self.scaler.get_scale()))
-        return found if found is None or found.bad is None else None  # the scaler skips such a step by itself
+        norms = self._parameters.gradients(float(self.scaler.get_scale()))
+        return norms if norms is None or norms.nonfinite is None else None  # the scaler skips this step itself
 
-    def _the_probe(self, seen: Recorder | None) -> Probe:
-        if self._probe is None:
-            if seen is None or seen.call is None:
-                raise ScaleLongError(
-                    "the monitor saw no call of the network to take its probe from (is it compiled, or not called "
-                    "inside `with watch.step(…)`?); give one: StabilityMonitor(net, probe=(x_t, t))"
-                )
-            self._probe = from_batch(*seen.call, self._t)
-            seen.call = None
-        return self._probe
-
-    def _times_of(self, probe: Probe) -> tuple[tuple[float, ...], list[list[int]] | None]:
-        """The edges of the timestep bins, and which of them the probe's samples are in."""
-        if self._in_bins is None:
-            edges = probe.edges(self.bins, self.times)
-            self._in_bins = edges, probe.members(edges)
-        return self._in_bins
+    def _probe_from(self, recorder: Recorder | None) -> Probe:
+        if recorder is None or recorder.call is None:
+            raise ScalingStateError(
+                "the monitor recorded no call of the network to take its probe from: the network is compiled, or was "
+                "not called inside `with watch.step(…)`; pass one: StabilityMonitor(net, probe=(x_t, t))"
+            )
+        return from_batch(*recorder.call, self._t)
 
     def _run(self, inputs: Probe, autocast: dict[str, torch.dtype | None], samples: int | None) -> Norms | None:
-        """A pass of the network on these inputs, to look at alone."""
+        """Run the network on these inputs only to record it."""
         recorder = Recorder(self.points.size, samples)
-        with leave_no_trace(self.root, autocast), self._hooks.alone(recorder):
+        with leave_no_trace(self.root, autocast), self._hooks.attached(recorder, exclusive=True):
             inputs.call(self.root)
         return recorder.norms()
 
-    def _tell(self, look: Snapshot, probe: Probe, edges: tuple[float, ...]) -> None:
+    def _add_entry(self, snapshot: Snapshot) -> None:
+        """Write the entry of a snapshot, raise its alarms and log its scalars."""
         if not self._begun:
-            self._begin(look.step, probe, edges)
+            self._begin(snapshot.step)
         drift = None if self._ema is None else self._parameters.drift(self._ema)
         last = self._entries[-1]["step"] if self._entries else -1
-        noted = self._buffer.collect(edges, last)
+        buffered = self._buffer.collect(self._edges, last)
         if self.scaler is not None:
-            noted = noted.without_gradient_trouble()
-        entry = make_entry(self._layout, look, self._before, last, noted, drift, self._kappas(look.probe))
-        self._oscillation = oscillations(self._layout, entry, self._window, self._by_time, self._oscillation)
-        entry["oscillation"] = self._oscillation
+            buffered = replace(buffered, bad_gradient=None)  # fp16 overflows now and then by design
+        exact = make_entry(self._layout, snapshot, self._before, last, buffered, drift, self._kappas(snapshot.probe))
+        if self._window.add(self._layout.flatten(exact.get("jump"))) or not self._oscillation:
+            self._oscillation = rounded({"oscillation": window_entry(self._layout, self._window)})
+        entry: Entry = rounded(exact) | self._oscillation
+        former = self._active_before()
         self._entries.append(entry)
-        findings = find(self.points, self.limits, list(self._entries), self._window, self._by_time, edges)
-        self.alarms = tuple(self._alarm(finding, look.step) for finding in findings)
-        before = self._lasting()
-        new = [alarm for alarm in self.alarms if alarm.kind not in before]
+        found = find(self._layout, self.limits, list(self._entries), self._window, self._edges)
+        self.alarms = tuple(self._with_advice(replace(a, since=former.get(a.kind, a.since))) for a in found)
         if self.alarms:
-            entry["alarms"] = [alarm.to_dict(whole=alarm in new) for alarm in self.alarms]
+            entry["alarms"] = [alarm.to_dict(is_new=alarm.kind not in former) for alarm in self.alarms]
         self._writer.write(entry)
-        for alarm in new:
-            (self.on_alarm or _warn)(alarm)
+        for alarm in self.alarms:
+            if alarm.kind not in former:
+                (self.on_alarm or _warn)(alarm)
         if self.log is not None:
-            self.log(self.scalars, step=look.step)
+            self.log(self.scalars, step=snapshot.step)
 
-    def _begin(self, step: int, probe: Probe, edges: tuple[float, ...]) -> None:
-        """The header, and the window of the looks before this one where the file has them."""
-        scaler = scaling_of(self.root)
+    def _begin(self, step: int) -> None:
+        """Write the header, and read the window back from an existing file."""
+        assert self._probe is not None
+        length = self._entries.maxlen or 1
         header = {
-            "step": 0, "format": FORMAT, **self.points.to_dict(), "times": list(edges), "probe": probe.n,
-            "every": self.every, "window": self._entries.maxlen,
-            "scaling": {"kind": "none"} if scaler is None else scaler.spec.to_dict(),
+            "step": 0, "format": FORMAT, **self.points.to_dict(), "times": list(self._edges), "probe": self._probe.n,
+            "every": self.every, "window": length, "scaling": spec_of(self.root).to_dict(),
         }  # fmt: skip
-        for entry in self._writer.begin(header, step)[-(self._entries.maxlen or 1) :]:
+        for entry in self._writer.begin(header, step)[-length:]:
             self._entries.append(entry)
-            self._window.add(self._layout.read(entry.get("jump")))
-            self._by_time.add(self._layout.read_by_time(entry.get("jump")))
+            self._window.add(self._layout.flatten(entry.get("jump")))
         self._begun = True
 
-    def _lasting(self) -> dict[str, int]:
-        """The kinds of alarm that were in force before the last look, and since when.
+    def _active_before(self) -> dict[str, int]:
+        """Return the kinds of alarm that are still active, and since when.
 
-        A spike is over with its look; oscillations and ratios come and go, so theirs are looked for further back.
+        A spike ends with its snapshot. Oscillations and ratios come and go, so earlier entries count for them.
         """
-        former = list(self._entries)[-1 - self.limits.looks : -1]
+        recent = list(self._entries)[-self.limits.looks :]
         return {
             alarm["kind"]: alarm["since"]
-            for entry in former
+            for entry in recent
             for alarm in entry.get("alarms", [])
-            if alarm["kind"] in ("oscillation", "ratio") or entry is former[-1]
+            if alarm["kind"] in ("oscillation", "ratio") or entry is recent[-1]
         }
 
-    def _alarm(self, finding: Finding, step: int) -> Alarm:
-        began = self._lasting().get(finding.kind, step if finding.since is None else finding.since)
-        skip = None if finding.point is None else self.points.skip_of(finding.point)
-        kappas = [mean for mean, _, _ in self._kappas(None)] or _means(self.last)
-        scaler = scaling_of(self.root)
-        base = scaler.spec.kappa if scaler is not None and isinstance(scaler.spec, ConstantScaling) else None
-        return Alarm(
-            finding.kind, step, began, finding.module, finding.what, skip, finding.times, finding.value,
-            finding.reference, advice(finding.kind, skip, kappas, base),
-        )  # fmt: skip
+    def _with_advice(self, alarm: Alarm) -> Alarm:
+        kappas = coefficients_of(self.root, self.points.n)
+        if kappas is None:  # learned
+            kappas = tuple(mean for mean in lookup(self.last or {}, "kappa", "mean") or () if mean is not None)
+        text = advice(alarm.kind, alarm.skip, kappas, getattr(spec_of(self.root), "kappa", None))
+        return replace(alarm, advice=text)
 
     def _kappas(self, norms: Norms | None) -> list[tuple[float, float, float]]:
-        """(mean, least, greatest) of κ_1 … κ_N; empty where they are learned and were not seen."""
-        n, scaler = self.points.n, scaling_of(self.root)
-        if scaler is None or isinstance(scaler.spec, BlockScaling):
-            return [(1.0, 1.0, 1.0)] * n
-        if isinstance(scaler, FixedSkips):
-            return [(kappa, kappa, kappa) for kappa in scaler.coefficients]
-        seen = {} if norms is None else norms.kappas
-        return [seen[i] for i in range(1, n + 1)] if len(seen) == n else []
-
-
-def _means(entry: Entry | None) -> list[float]:
-    means = ((entry or {}).get("kappa") or {}).get("mean") or []
-    return [mean for mean in means if mean is not None]
+        """Return (mean, min, max) of κ_1 … κ_N; empty if they are learned and were not recorded."""
+        fixed = coefficients_of(self.root, self.points.n)
+        if fixed is not None:
+            return [(kappa, kappa, kappa) for kappa in fixed]
+        recorded = {} if norms is None else norms.kappas
+        return [recorded[i] for i in sorted(recorded)] if len(recorded) == self.points.n else []
 
 
 def _warn(alarm: Alarm) -> None:
     LOGGER.warning("%s", alarm)
 
 
-def _first_process() -> bool:
+def _is_first_process() -> bool:
     distributed = torch.distributed
     return not (distributed.is_available() and distributed.is_initialized() and distributed.get_rank() > 0)

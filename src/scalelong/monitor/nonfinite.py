@@ -1,4 +1,4 @@
-"""Find where numbers stopped being finite, by running a step again and looking at every module."""
+"""Find the first module whose output or gradient is not finite, by running a step again."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor, nn
 
 
 def first_nonfinite(net: nn.Module, run: Callable[[], Tensor]) -> str:
-    """Run `run()` (a loss of `net`) once more and say which module's output, or whose gradient, is first not finite."""
+    """Run `run()`, which returns a loss of `net`, once more and report where it first stops being finite."""
     bad_weights = [name for name, parameter in net.named_parameters() if not parameter.isfinite().all()]
     if bad_weights:
         return f"the weights of {bad_weights[0]} are not finite"
-    found: list[str] = []
-    names = {module: name or type(net).__name__ for name, module in net.named_modules()}
-    handles = [m.register_forward_hook(_Watch(names[m], found)) for m in net.modules() if not list(m.children())]
-    compiled, net._compiled_call_impl = getattr(net, "_compiled_call_impl", None), None  # hooks act in eager mode
+    bad: list[str] = []
+    leaves = [(name or type(net).__name__, m) for name, m in net.named_modules() if not list(m.children())]
+    handles = [module.register_forward_hook(_Check(name, bad)) for name, module in leaves]
+    compiled, net._compiled_call_impl = getattr(net, "_compiled_call_impl", None), None  # hooks need eager mode
     try:
         net.zero_grad(set_to_none=True)
         loss = run()
-        if found:
-            return f"the first module whose output is not finite is {found[0]}"
+        if bad:
+            return f"the first module whose output is not finite is {bad[0]}"
         if not loss.isfinite():
-            return "every module's output is finite, the loss of them is not: look at the data"
+            return "every module's output is finite but the loss is not: check the data"
         loss.backward()
-        bad = [name for name, p in net.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        # Backward goes from the output to the input: the last such parameter met it first.
-        return (
-            f"the output is finite, the gradient of {bad[-1]} is not" if bad else "a second run of the step was finite"
-        )
+        gradients = [name for name, p in net.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        if not gradients:
+            return "the step was finite when it was run again"
+        # Backward runs from output to input, so the last of these parameters was the first to overflow.
+        return f"the output is finite but the gradient of {gradients[-1]} is not"
     finally:
         net._compiled_call_impl = compiled
         net.zero_grad(set_to_none=True)
@@ -38,12 +38,12 @@ def first_nonfinite(net: nn.Module, run: Callable[[], Tensor]) -> str:
             handle.remove()
 
 
-class _Watch:
-    def __init__(self, name: str, found: list[str]) -> None:
-        self.name, self.found = name, found
+class _Check:
+    def __init__(self, name: str, bad: list[str]) -> None:
+        self.name, self.bad = name, bad
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         for tensor in output if isinstance(output, (tuple, list)) else [output]:
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                self.found.append(self.name)
+                self.bad.append(self.name)
                 return

@@ -1,32 +1,43 @@
-"""What is watched in a network: its long skips where they join the backbone, and its blocks."""
+"""The points of a network at which the monitor records norms: long skips at their joins, and blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import nn
 
 from scalelong.errors import InvalidValueError, ScaleLongError, ScalingStateError
+from scalelong.scaling import NoScaling, Scaling
 from scalelong.skips.adapters import find_sites
-from scalelong.skips.application import _root, sites_of
+from scalelong.skips.application import _root, scaling_of, sites_of
 from scalelong.skips.sites import Site
 
-ROOT = "(network)"  # the root as a block: its output, and the parameters that are its own
-MEASURES = ("skip", "backbone", "out")  # of one long skip, in the order of the points
+ROOT = "(network)"  # the root as a block: its output, and the parameters that belong to no other block
+MEASURES = ("skip", "backbone", "out")  # recorded for each long skip, in this order
+
+
+@dataclass(frozen=True)
+class Point:
+    """One recorded tensor. `module` is the module to inspect; `name` describes the point in messages."""
+
+    module: str
+    name: str
+    skip: int | None = None  # the index i of the long skip; None for a block
 
 
 @dataclass(frozen=True)
 class Points:
-    """The points at which norms are taken. Of long skip i (outermost first):
+    """All recorded points. For long skip i, outermost first:
 
-    skip      x_i, as the encoder gives it, before κ_i
-    backbone  h_i, what the skip is joined with; of the innermost skip it is the middle block's output
+    skip      x_i, the encoder's output, before κ_i
+    backbone  h_i, the tensor that the skip joins; for the innermost skip, the middle block's output
     out       the output of the module that consumes both
-    joined    κ_i·x_i, as it arrives at the join
+    joined    κ_i·x_i, the skip as it arrives at the join
 
-    and the output of every block, the whole network as the last.
+    and the output of every block; the last block is the whole network.
     """
 
     network: str
@@ -35,103 +46,96 @@ class Points:
 
     @property
     def n(self) -> int:
+        """The number of long skips."""
         return len(self.sites)
 
     @property
     def features(self) -> int:
-        """The number of points whose oscillation is followed: all but `joined`."""
+        """The number of points with an oscillation: all but `joined`."""
         return len(MEASURES) * self.n + len(self.blocks)
 
     @property
     def size(self) -> int:
         return self.features + self.n
 
-    def point(self, measure: str, i: int) -> int:
-        """The place of a measure of long skip i (from 1)."""
-        return (self.features if measure == "joined" else MEASURES.index(measure) * self.n) + i - 1
+    def start(self, measure: str) -> int:
+        """Return the position of the first "skip", "backbone", "out", "blocks" or "joined" point."""
+        return self.features if measure == "joined" else (*MEASURES, "blocks").index(measure) * self.n
 
-    def block(self, k: int) -> int:
-        """The place of block k (from 0)."""
-        return len(MEASURES) * self.n + k
+    @cached_property
+    def all(self) -> tuple[Point, ...]:
+        sites = list(enumerate(self.sites, start=1))
+        skips = [(i, site, site.source or site.path) for i, site in sites]
+        return (
+            *(Point(m, f"long skip {i}" + (f" (from {s.source})" if s.source else ""), i) for i, s, m in skips),
+            *(Point(s.path, f"the backbone at the join of long skip {i} ({s.path})", i) for i, s in sites),
+            *(Point(s.path, f"the output of {s.path}, which consumes long skip {i}", i) for i, s in sites),
+            *(Point(p, "the network's output" if p == ROOT else f"the output of {p}") for p in self.blocks),
+            *(Point(s.path, f"long skip {i} after scaling", i) for i, s in sites),
+        )
 
-    def module_of(self, point: int) -> str:
-        """The module that a person should look at for a point."""
-        i = self.skip_of(point)
-        if i is None:
-            return self.blocks[point - len(MEASURES) * self.n]
-        site = self.sites[i - 1]
-        return site.source or site.path if point < self.n else site.path
-
-    def skip_of(self, point: int) -> int | None:
-        """The long skip i of a point, or None for a block."""
-        if point >= self.features:
-            return point - self.features + 1
-        return None if point >= len(MEASURES) * self.n else point % self.n + 1
-
-    def name_of(self, point: int) -> str:
-        """A point in words."""
-        i = self.skip_of(point)
-        if i is None:
-            module = self.module_of(point)
-            return "the network's output" if module == ROOT else f"the output of {module}"
-        path = self.sites[i - 1].path
-        words = {
-            "skip": f"long skip {i}" + (f" (from {source})" if (source := self.sites[i - 1].source) else ""),
-            "backbone": f"the backbone at the join of long skip {i} ({path})" + (", the innermost" * (i == self.n)),
-            "out": f"the output of {path}, which consumes long skip {i}",
-            "joined": f"long skip {i} after scaling",
-        }
-        measure = "joined" if point >= self.features else MEASURES[point // self.n]
-        return words[measure]
+    def of_module(self, module: str) -> Point | None:
+        """Return a point of the module, preferably of a long skip that it produces or consumes."""
+        for i, site in enumerate(self.sites, start=1):
+            if module in (site.source, site.path) or site.path.startswith(f"{module}."):
+                return self.all[self.start("out") + i - 1]
+        return self.all[self.start("blocks") + self.blocks.index(module)] if module in self.blocks else None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "network": self.network,
-            "skips": [{"i": i, "from": s.source, "to": s.path} for i, s in enumerate(self.sites, start=1)],
-            "blocks": list(self.blocks),
-        }
+        skips = [{"i": i, "from": s.source, "to": s.path} for i, s in enumerate(self.sites, start=1)]
+        return {"network": self.network, "skips": skips, "blocks": list(self.blocks)}
 
 
 def find_points(root: nn.Module, sites: Iterable[Site | str] | None = None) -> Points:
-    """The long skips that are known (or given) and the blocks; a network without known skips has its blocks alone."""
-    if sites is not None:
-        found = find_sites(root, sites)
-    else:
-        try:
-            found, _ = sites_of(root)
-        except ScaleLongError:
-            found = []
+    """Find the long skips (or take `sites`) and the blocks. An unsupported network has its blocks alone."""
+    try:
+        found = sites_of(root)[0] if sites is None else find_sites(root, sites)
+    except ScaleLongError:
+        if sites is not None:
+            raise
+        found = []
     return Points(type(root).__name__, tuple(found), tuple(_blocks(root)))
 
 
-def _blocks(root: nn.Module) -> list[str]:
-    """The modules with parameters right below the root, lists of modules opened; one that holds all is entered."""
-    prefix, module = "", root
-    while True:
-        found = list(_below(module, prefix))
-        if len(found) != 1 or not any(True for _ in found[0][1].children()):
-            break
-        prefix, module = f"{found[0][0]}.", found[0][1]
-    return [*(path for path, _ in found), ROOT]
+def spec_of(root: nn.Module) -> Scaling:
+    """Return the scaling that is applied to the network."""
+    scaler = scaling_of(root)
+    return NoScaling() if scaler is None else scaler.spec
 
 
-def _below(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in module.named_children():
-        path = f"{prefix}{name}"
-        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # holds modules, is never called
-            yield from _below(child, f"{path}.")
-        elif next(child.parameters(), None) is not None:
-            yield path, child
+def coefficients_of(root: nn.Module, n: int) -> tuple[float, ...] | None:
+    """Return κ_1 … κ_N of a network with `n` long skips, or None if they are learned."""
+    scaler = scaling_of(root)
+    sites = () if scaler is None else scaler.sites
+    return spec_of(root).coefficients(len(sites) or n) if n else ()
 
 
 def unwrapped(net: Any) -> nn.Module:
-    """Return the network inside DDP, DataParallel, torch.compile or PEFT. Raises for FSDP."""
-    for cls in type(net).__mro__:
-        if cls.__name__ in ("FullyShardedDataParallel", "FSDPModule"):
-            raise ScalingStateError(
-                "the monitor cannot record a network sharded by FSDP, because no process holds its whole parameters; "
-                "use one device or DistributedDataParallel"
-            )
+    """Return the network inside DDP, DataParallel, torch.compile or PEFT. FSDP raises."""
+    if any(cls.__name__ in ("FullyShardedDataParallel", "FSDPModule") for cls in type(net).__mro__):
+        raise ScalingStateError(
+            "the monitor cannot record a network sharded by FSDP, because no process holds whole parameters; use one "
+            "device or DistributedDataParallel"
+        )
     if not isinstance(net, nn.Module):
         raise InvalidValueError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     return _root(net, wrapped=True)
+
+
+def _blocks(root: nn.Module) -> list[str]:
+    """List the children with parameters, including those of ModuleLists. A single child that holds all is entered."""
+    prefix, module = "", root
+    while True:
+        found = list(_children(module, prefix))
+        if len(found) != 1 or not any(True for _ in found[0][1].children()):
+            return [*(path for path, _ in found), ROOT]
+        prefix, module = f"{found[0][0]}.", found[0][1]
+
+
+def _children(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # containers that are never called
+            yield from _children(child, f"{path}.")
+        elif next(child.parameters(), None) is not None:
+            yield path, child

@@ -1,41 +1,53 @@
-"""Hooks that take norms while a network runs: attached for one pass, taken off after it.
+"""Record the norms of activations through hooks, and the norms of gradients and weights by block.
 
-Nothing is read from the device until `Recorder.norms()`; nothing is kept but norms. Hooks are callable objects.
+Hooks are attached for one pass and removed after it. Only norms are kept, and nothing is copied from the device
+before `Recorder.norms()`.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from scalelong._modules import first_tensor
-from scalelong.monitor.points import ROOT, Points
-from scalelong.monitor.reading import read
-from scalelong.scaling import BlockScaling, FixedSkips
+from scalelong.errors import InvalidValueError
+from scalelong.monitor.points import ROOT, Points, coefficients_of
 from scalelong.skips.application import scaling_of
 from scalelong.skips.hooks import _argument_of, split_trailing
 from scalelong.skips.sites import Site
 
+CHUNK_VALUES = 1 << 24  # values per temporary difference: 64 MB
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+def to_cpu(values: Sequence[Tensor]) -> Tensor:
+    """Stack tensors of one shape and copy them to the CPU as float64, with a single synchronization."""
+    if len({(value.device, value.dtype) for value in values}) > 1:
+        device = values[0].device
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        values = [value.to(device, wide) for value in values]
+    return torch.stack(list(values)).cpu().double()
+
+
+# ------------------------------------------------------------------------------------------ activations
 
 
 @dataclass(frozen=True)
 class Norms:
-    """What one pass showed, on the CPU. The norm of a batch is the root mean square of its samples' norms.
+    """The norms of one or more passes. The norm of a batch is the root mean square of its samples' norms.
 
-    total      one a point, NaN where nothing passed
-    squares    of each point, the squared norm of each sample, where the batch's size was known beforehand
-    kappas     i → (mean, least, greatest) of κ_i where it is learned
-    n          samples that passed
-    nonfinite  the first point, in the order of the pass, that is not finite
+    total      one value per point; NaN if the point was not reached
+    squares    per point, the squared norm of each sample; only if the recorder knew the batch size
+    kappas     i → (mean, min, max) of a learned κ_i
+    n          number of samples
+    nonfinite  the first point, in the order of the pass, whose norm is not finite
     """
 
     total: list[float]
@@ -46,28 +58,29 @@ class Norms:
 
 
 class Recorder:
-    """Collects norms. With `samples`, one for each sample of a batch of that size; without, one for the batch."""
+    """Collect norms: one per sample if the batch size `samples` is given, else one per batch."""
 
     def __init__(self, size: int, samples: int | None = None, keep_call: bool = False) -> None:
         self.size, self.samples, self.keep_call = size, samples, keep_call
-        self.seen: list[tuple[tuple[int, ...], Tensor]] = []  # in the order of the pass: points, and their norm(s)
+        self.recorded: list[tuple[tuple[int, ...], Tensor]] = []  # (points, norms) in the order of the pass
         self.kappas: dict[int, list[Tensor]] = {}
-        self.known: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}  # by id: what a block gives the next takes
+        self.known: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}  # tensors that several points share
         self.batch = 0
         self.rows = 0
         self.autocast: dict[str, torch.dtype | None] = {}
-        self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first, where it is to become the probe
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first call, if it becomes the probe
 
-    def saw(self, keys: tuple[int, ...], x: Tensor | None) -> None:
+    def record(self, points: tuple[int, ...], x: Tensor | None) -> None:
+        """Record the norm of `x` at these points."""
         if x is None or x.ndim == 0 or not x.is_floating_point():
             return
-        held = self.known.get(id(x))
-        if held is not None and held[0]() is x and held[1] == x._version:
-            self.seen.append((keys, held[2]))
+        known = self.known.get(id(x))
+        if known is not None and known[0]() is x and known[1] == x._version:
+            self.recorded.append((points, known[2]))
             return
         norm = self._norm(x.detach())
-        self.seen.append((keys, norm))
-        if not x.is_inference():  # an inference tensor does not count its changes
+        self.recorded.append((points, norm))
+        if not x.is_inference():  # inference tensors have no version counter
             self.known[id(x)] = (weakref.ref(x), x._version, norm)
 
     def _norm(self, x: Tensor) -> Tensor:
@@ -78,132 +91,173 @@ class Recorder:
             return torch.linalg.vector_norm(x, dtype=wide)
         if x.shape[0] % n == 0 and x.numel():
             return torch.linalg.vector_norm(x.reshape(n, -1), dim=1, dtype=wide)
-        # the batch's axis is not the first: every sample has its share
+        # The first axis is not the batch: give every sample an equal share.
         return (torch.linalg.vector_norm(x, dtype=wide) / math.sqrt(n)).expand(n)
 
     def norms(self) -> Norms | None:
-        """One look at the device. None where nothing passed."""
-        if not self.seen:
+        """Copy the norms to the CPU, with one synchronization. Returns None if nothing was recorded."""
+        if not self.recorded:
             return None
-        distinct = {id(norm): norm for _, norm in self.seen}
-        values = read(list(distinct.values())).reshape(len(distinct), -1).tolist()  # a norm a tensor, or one a sample
-        place = {key: k for k, key in enumerate(distinct)}
-        seen = [(keys, values[place[id(norm)]]) for keys, norm in self.seen]
-        found: list[list[float] | None] = [None] * self.size
-        for keys, norms in seen:
-            for key in keys:
-                before = found[key] or [0.0] * len(norms)
-                found[key] = [sum_ + norm * norm for sum_, norm in zip(before, norms, strict=True)]
+        distinct = {id(norm): norm for _, norm in self.recorded}
+        values = to_cpu(list(distinct.values())).reshape(len(distinct), -1).tolist()
+        by_id = dict(zip(distinct, values, strict=True))
+        recorded = [(points, by_id[id(norm)]) for points, norm in self.recorded]
+        squares: list[list[float] | None] = [None] * self.size
+        for points, norms in recorded:
+            for point in points:
+                sums = squares[point] or [0.0] * len(norms)
+                squares[point] = [sum_ + norm * norm for sum_, norm in zip(sums, norms, strict=True)]
         n = self.samples or self.batch or self.rows
-        kappas = {i: _together(read(each)) for i, each in self.kappas.items()}  # (calls, 3)
-        bad = (keys[0] for keys, norms in seen if not all(map(math.isfinite, norms)))
         return Norms(
-            total=[math.nan if each is None else math.sqrt(sum(each) / n) for each in found],
-            squares=[[math.nan] * n if each is None else each for each in found] if self.samples else None,
-            kappas=kappas,
+            total=[math.nan if each is None else math.sqrt(sum(each) / n) for each in squares],
+            squares=[[math.nan] * n if each is None else each for each in squares] if self.samples else None,
+            kappas={i: _over_calls(to_cpu(calls)) for i, calls in self.kappas.items()},
             n=n,
-            nonfinite=next(bad, None),
+            nonfinite=next((points[0] for points, norms in recorded if not all(map(math.isfinite, norms))), None),
         )
 
 
 class Hooks:
-    """The hooks of one network: made once, attached for the passes of a look and taken off after it."""
+    """The hooks of one network: built once, attached for the passes of a snapshot and removed after them."""
 
-    _alone: ClassVar[Hooks | None] = None  # whose pass of its own is running, which others do not look at
+    _exclusive: ClassVar[Hooks | None] = None  # runs a pass of its own, which other monitors must ignore
 
     def __init__(self, root: nn.Module, points: Points) -> None:
-        self.root = root
-        self.recorder: Recorder | None = None  # where norms go while the eyes are open
-        self.at_root = _RootEye(self)
-        self.joins: list[tuple[nn.Module, _SkipEye, nn.Module, _JoinEye]] = []
+        self.root, self.n = root, points.n
+        self.recorder: Recorder | None = None
+        self.before: list[tuple[nn.Module, _Hook, bool]] = [(root, _Hook(self, _record_call), True)]
         outputs: dict[str, list[int]] = {}
-        for i, site in enumerate(points.sites, start=1):
+        for k, site in enumerate(points.sites):
             called = root.get_submodule(site.called)
             join = _Join(*_argument_of(called, site.argument), site=site)
-            before = _SkipEye(self, join, points.point("skip", i))
-            after = _JoinEye(self, join, points.point("joined", i), points.point("backbone", i))
-            self.joins.append((called, before, root.get_submodule(site.path), after))
-            outputs.setdefault(site.path, []).append(points.point("out", i))
-        for k, path in enumerate(points.blocks):
-            outputs.setdefault("" if path == ROOT else path, []).append(points.block(k))
-        self.outputs = [(root.get_submodule(path), _OutEye(self, tuple(keys))) for path, keys in outputs.items()]
+            skip, backbone, out, joined = (points.start(m) + k for m in ("skip", "backbone", "out", "joined"))
+            # The first runs before the hook that applies κ_i, the second after it.
+            self.before.append((called, _Hook(self, _record_skip, join, skip), True))
+            consumer = root.get_submodule(site.path)
+            self.before.append((consumer, _Hook(self, _record_join, join, backbone, joined), False))
+            outputs.setdefault(site.path, []).append(out)
+        for k, path in enumerate(points.blocks, start=points.start("blocks")):
+            outputs.setdefault("" if path == ROOT else path, []).append(k)
+        self.after = [(root.get_submodule(p), _Hook(self, _record_output, tuple(ks))) for p, ks in outputs.items()]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hooks:
-        """For a network that is copied while it is looked at: the hooks of the copy see nothing, ever."""
-        closed = memo[id(self)] = object.__new__(Hooks)
-        closed.recorder = None
-        return closed
+        """Return hooks that record nothing, for a network that is copied during a snapshot."""
+        detached = memo[id(self)] = object.__new__(Hooks)
+        detached.recorder = None
+        return detached
 
     @contextmanager
-    def alone(self, recorder: Recorder) -> Iterator[None]:
-        """`open`, for a pass that is made to look at: other eyes on the same network are closed meanwhile."""
-        Hooks._alone = self
-        try:
-            with self.open(recorder):
-                yield
-        finally:
-            Hooks._alone = None
+    def attached(self, recorder: Recorder | None, exclusive: bool = False) -> Iterator[None]:
+        """Record every pass of the network in `recorder`, and remove all hooks on exit.
 
-    @contextmanager
-    def open(self, recorder: Recorder | None) -> Iterator[None]:
-        """Norms of every pass of the network go to `recorder`; on leaving, nothing is attached.
-
-        Within it, `open` with another recorder turns them there for a while. None: the eyes are still closed.
+        A nested call redirects the hooks to another recorder for its duration. `exclusive` hides the pass from other
+        monitors of the same network.
         """
-        handles: list[RemovableHandle] = []
+        handles = []
         outer, self.recorder = self.recorder, recorder
+        Hooks._exclusive = self if exclusive else Hooks._exclusive
         try:
             if outer is None and recorder is not None:
-                self._attach(handles)
+                for module, hook, first in self.before:
+                    handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
+                for module, hook in self.after:
+                    handles.append(module.register_forward_hook(hook))
+                scaler = scaling_of(self.root)
+                if scaler is not None and coefficients_of(self.root, self.n) is None:
+                    handles.append(scaler.register_forward_hook(_Hook(self, _record_kappa)))
             yield
         finally:
             self.recorder = outer
+            if exclusive:
+                Hooks._exclusive = None
             for handle in handles:
                 handle.remove()
 
-    def _attach(self, handles: list[RemovableHandle]) -> None:
-        handles.append(self.root.register_forward_pre_hook(self.at_root, with_kwargs=True, prepend=True))
-        for called, before, consumer, after in self.joins:
-            # the one ahead of the scaling's own hook, the other behind it
-            handles.append(called.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-            handles.append(consumer.register_forward_pre_hook(after, with_kwargs=True))
-        for module, at_output in self.outputs:
-            handles.append(module.register_forward_hook(at_output))
-        scaler = scaling_of(self.root)
-        if scaler is not None and not isinstance(scaler, FixedSkips) and not isinstance(scaler.spec, BlockScaling):
-            handles.append(scaler.register_forward_hook(_KappaEye(self)))
+    def current(self) -> Recorder | None:
+        """Return the recorder, or None while a network is traced, recomputed by checkpointing or run by others."""
+        if torch.compiler.is_compiling() or _graph_task() != -1 or Hooks._exclusive not in (None, self):
+            return None
+        return self.recorder
+
+
+class _Hook:
+    """A forward hook or pre-hook. Callable objects, unlike closures, survive `copy.deepcopy` of the network."""
+
+    def __init__(self, hooks: Hooks, record: Callable[..., None], *context: Any) -> None:
+        self.hooks, self.record, self.context = hooks, record, context
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs_or_output: Any) -> None:
+        recorder = self.hooks.current()
+        if recorder is not None:
+            self.record(recorder, *self.context, args, kwargs_or_output)
+
+
+def _record_call(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Count the samples, and remember the mixed precision of the call."""
+    if recorder.keep_call and recorder.call is None:
+        recorder.call = (args, kwargs)
+    first = first_tensor((*args, *kwargs.values()))
+    if first is not None:
+        recorder.batch += first.shape[0] if first.ndim else 1
+        kind = first.device.type
+        recorder.autocast[kind] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _record_skip(recorder: Recorder, join: _Join, skip: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    recorder.record((skip,), join.skip(args, kwargs))
+
+
+def _record_join(
+    recorder: Recorder, join: _Join, backbone: int, joined: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    h, x = join.operands(args, kwargs)
+    recorder.record((backbone,), h)
+    recorder.record((joined,), x)
+
+
+def _record_output(recorder: Recorder, points: tuple[int, ...], args: Any, output: Any) -> None:
+    recorder.record(points, first_tensor(output))
+
+
+def _record_kappa(recorder: Recorder, args: tuple[Any, ...], output: Any) -> None:
+    if isinstance(output, Tensor):
+        kappa = output.detach().float()
+        recorder.kappas.setdefault(int(args[1]), []).append(torch.stack([kappa.mean(), kappa.min(), kappa.max()]))
+
+
+def _over_calls(calls: Tensor) -> tuple[float, float, float]:
+    """(calls, 3) → mean, min and max over all calls."""
+    return float(calls[:, 0].mean()), float(calls[:, 1].min()), float(calls[:, 2].max())
 
 
 @dataclass(frozen=True)
 class _Join:
-    """Where in a call the skip is, and where the backbone."""
+    """Extracts the skip and the backbone from the arguments of a call."""
 
     name: str | None
     position: int | None
     site: Site
 
     def skip(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """The skip in the call that brings it."""
-        value = self._argument(args, kwargs)
-        item = self.site.item
+        """Return the skip from the call that brings it."""
+        value, item = self._argument(args, kwargs), self.site.item
         if item is not None and isinstance(value, (tuple, list)):
             value = value[item] if -len(value) <= item < len(value) else None
         if not isinstance(value, Tensor):
             return None
         return self._split(value)[1] if self.site.trailing else value
 
-    def joined(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-        """(backbone, skip) in the consumer's call: two arguments, or one that is the concatenation already."""
+    def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+        """Return (backbone, skip) from the consumer's call: two arguments, or one concatenated tensor."""
         if self.site.trailing:
             value = self._argument(args, kwargs)
             return self._split(value) if isinstance(value, Tensor) else (None, None)
         if self.site.carrier is not None:
             whole = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
             return (None, None) if whole is None else self._split(whole)
-        skip = self.skip(args, kwargs)
         others = [a for k, a in enumerate(args) if k != self.position]
         others += [a for name, a in kwargs.items() if name != self.name]
-        return next((a for a in others if isinstance(a, Tensor)), None), skip
+        return next((a for a in others if isinstance(a, Tensor)), None), self.skip(args, kwargs)
 
     def _argument(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.name is not None and self.name in kwargs:
@@ -217,75 +271,92 @@ class _Join:
         return split_trailing(whole, channels, dim)
 
 
-class _Eye:
-    """The base of the hooks."""
+# ------------------------------------------------------------------------------------------- parameters
 
-    def __init__(self, eyes: Hooks) -> None:
-        self.eyes = eyes
 
-    def recorder(self) -> Recorder | None:
-        """None while a network is traced, where checkpointing runs a block again, and in the pass of other eyes."""
-        if torch.compiler.is_compiling() or _graph_task() != -1 or Hooks._alone not in (None, self.eyes):
+@dataclass(frozen=True)
+class BlockNorms:
+    """The norm over all parameters and over those of each block (NaN for a block without parameters)."""
+
+    total: float
+    blocks: list[float]
+    nonfinite: int | None = None  # a block whose norm is not finite: the last one, which backward reaches first
+
+
+class ParameterNorms:
+    """Norms over a network's parameters by block. Build it when the network is complete."""
+
+    def __init__(self, root: nn.Module, points: Points) -> None:
+        named = list(root.named_parameters())
+        self.parameters = [parameter for _, parameter in named]
+        self.names = [name for name, _ in named]
+        self.count = len(points.blocks)
+        self.block_of = [  # the root's own parameters come last
+            next((k for k, path in enumerate(points.blocks) if name.startswith(f"{path}.")), self.count - 1)
+            for name in self.names
+        ]
+
+    def gradients(self, scale: float = 1.0) -> BlockNorms | None:
+        """Return the current gradient norms divided by a loss scale, or None before the first backward pass."""
+        held = [(k, p.grad) for k, p in zip(self.block_of, self.parameters, strict=True) if p.grad is not None]
+        if not held:
             return None
-        return self.eyes.recorder
+        dense = [grad.coalesce().values() if grad.is_sparse else grad for _, grad in held]
+        found = self._by_block([k for k, _ in held], _norms(dense))
+        return BlockNorms(found.total / scale, [norm / scale for norm in found.blocks], found.nonfinite)
+
+    @torch.no_grad()
+    def drift(self, ema: list[Tensor]) -> BlockNorms:
+        """Return ‖θ − θ̄‖/‖θ̄‖, the relative distance to the averaged parameters θ̄."""
+        apart, size = (self._by_block(self.block_of, each) for each in (self._distances(ema), _norms(ema)))
+        shares = [d / s if s else math.nan for d, s in zip(apart.blocks, size.blocks, strict=True)]
+        return BlockNorms(apart.total / (size.total or math.nan), shares)
+
+    def average_of(self, ema: Any) -> list[Tensor]:
+        """Return averaged parameters in the network's order: by name from a network, by position from a list."""
+        if isinstance(ema, nn.Module):
+            for holder in (ema, getattr(ema, "module", None)):  # AveragedModel keeps the network under `module`
+                named = dict(holder.named_parameters()) if isinstance(holder, nn.Module) else {}
+                if all(name in named for name in self.names):
+                    return [named[name].detach() for name in self.names]
+            raise InvalidValueError(
+                f"ema must have the network's parameters, got {type(ema).__name__} without some of them; pass the "
+                "averaged network itself"
+            )
+        candidates = getattr(ema, "shadow_params", ema)  # diffusers' EMAModel
+        tensors = [t for t in candidates if isinstance(t, Tensor)] if isinstance(candidates, Iterable) else []
+        if [t.shape for t in tensors] != [p.shape for p in self.parameters]:
+            raise InvalidValueError(
+                f"ema must be an averaged network or its parameters in order, got {type(ema).__name__} with "
+                f"{len(tensors)} tensors that do not match the network's {len(self.parameters)} parameters"
+            )
+        return tensors
+
+    def _by_block(self, blocks: list[int], norms: list[float]) -> BlockNorms:
+        """Combine one norm per parameter into one per block."""
+        squares: list[float | None] = [None] * self.count
+        for k, norm in zip(blocks, norms, strict=True):
+            squares[k] = (squares[k] or 0.0) + norm * norm
+        known = {k: square for k, square in enumerate(squares) if square is not None}
+        bad = [k for k, square in known.items() if not math.isfinite(square)]
+        each = [math.nan if square is None else math.sqrt(square) for square in squares]
+        return BlockNorms(math.sqrt(sum(known.values())), each, bad[-1] if bad else None)
+
+    def _distances(self, ema: list[Tensor]) -> list[float]:
+        """Return ‖θ_k − θ̄_k‖ for every parameter, in chunks of about CHUNK_VALUES values."""
+        norms: list[float] = []
+        start, count = 0, 0
+        for k, parameter in enumerate(self.parameters, start=1):
+            count += parameter.numel()
+            if count >= CHUNK_VALUES or k == len(self.parameters):
+                mine = [p.detach() for p in self.parameters[start:k]]
+                norms += _norms(torch._foreach_sub(mine, [a.to(p) for a, p in zip(ema[start:k], mine, strict=True)]))
+                start, count = k, 0
+        return norms
 
 
-class _RootEye(_Eye):
-    """Counts the samples, and notes the mixed precision in force."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recorder = self.recorder()
-        if recorder is None:
-            return
-        if recorder.keep_call and recorder.call is None:
-            recorder.call = (args, kwargs)
-        first = first_tensor((*args, *kwargs.values()))
-        if first is not None:
-            recorder.batch += first.shape[0] if first.ndim else 1
-            kind = first.device.type
-            recorder.autocast[kind] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-class _SkipEye(_Eye):
-    def __init__(self, eyes: Hooks, join: _Join, skip: int) -> None:
-        super().__init__(eyes)
-        self.join, self.skip = join, (skip,)
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if (recorder := self.recorder()) is not None:
-            recorder.saw(self.skip, self.join.skip(args, kwargs))
-
-
-class _JoinEye(_Eye):
-    def __init__(self, eyes: Hooks, join: _Join, joined: int, backbone: int) -> None:
-        super().__init__(eyes)
-        self.join, self.joined, self.backbone = join, (joined,), (backbone,)
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if (recorder := self.recorder()) is not None:
-            backbone, skip = self.join.joined(args, kwargs)
-            recorder.saw(self.backbone, backbone)
-            recorder.saw(self.joined, skip)
-
-
-class _OutEye(_Eye):
-    def __init__(self, eyes: Hooks, keys: tuple[int, ...]) -> None:
-        super().__init__(eyes)
-        self.keys = keys
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if (recorder := self.recorder()) is not None:
-            recorder.saw(self.keys, first_tensor(output))
-
-
-class _KappaEye(_Eye):
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if (recorder := self.recorder()) is not None and isinstance(output, Tensor):
-            kappa, i = output.detach().float(), int(args[1])
-            figures = torch.stack([kappa.mean(), kappa.min(), kappa.max()])
-            recorder.kappas.setdefault(i, []).append(figures)
-
-
-def _together(calls: Tensor) -> tuple[float, float, float]:
-    """(calls, 3) → mean, least and greatest over all calls."""
-    return float(calls[:, 0].mean()), float(calls[:, 1].min()), float(calls[:, 2].max())
+def _norms(tensors: Sequence[Tensor]) -> list[float]:
+    """Return one norm per tensor, with few kernels and a single synchronization."""
+    if len({(t.device, t.dtype) for t in tensors}) == 1:
+        return to_cpu(torch._foreach_norm(list(tensors))).tolist()
+    return to_cpu([torch.linalg.vector_norm(t) for t in tensors]).tolist()

@@ -1,92 +1,155 @@
-"""From two looks one step apart to an entry of stability.jsonl."""
+"""From two snapshots one step apart to an entry of stability.jsonl, and oscillation over a window of entries.
+
+The oscillation of a norm is the standard deviation of the step-to-step differences ("jumps") of its logarithm.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from scalelong.monitor.buffer import Buffered
-from scalelong.monitor.log import Entry, number, rounded
-from scalelong.monitor.oscillation import Window, jumps
-from scalelong.monitor.parameter_norms import BlockNorms
+from scalelong.monitor.log import Entry
 from scalelong.monitor.points import MEASURES, Points
-from scalelong.monitor.recorder import Norms
+from scalelong.monitor.recorder import BlockNorms, Norms
+
+# ------------------------------------------------------------------------------------------ oscillation
+
+
+def oscillation(norms: Sequence[float | None]) -> float | None:
+    """Return the oscillation of a norm recorded at consecutive steps, or None for fewer than two jumps.
+
+    A missing norm (None, NaN, 0) removes the two jumps that it is part of.
+    """
+    values = [math.nan if norm is None else norm for norm in norms]
+    value = float(spread(torch.tensor(jumps(values[1:], values[:-1]), dtype=torch.float64)[:, None]))
+    return None if math.isnan(value) else value
+
+
+def jumps(now: Sequence[float], before: Sequence[float]) -> list[float]:
+    """Return log(now) − log(before), and NaN where either norm is 0, infinite or NaN."""
+    return [_log(a) - _log(b) for a, b in zip(now, before, strict=True)]
+
+
+def spread(differences: Tensor) -> Tensor:
+    """Return the standard deviation of each column of (jumps, points), ignoring NaN; NaN for fewer than two values."""
+    known = ~differences.isnan()
+    count = known.sum(0)
+    mean = torch.where(known, differences, 0.0).sum(0) / count
+    variance = torch.where(known, differences - mean, 0.0).square().sum(0) / count
+    return torch.where(count >= 2, variance.sqrt(), math.nan)
+
+
+def typical(differences: Tensor) -> Tensor:
+    """Return the median absolute jump of each column, which a single large jump does not raise."""
+    return differences.abs().nanmedian(0).values
+
+
+class Window:
+    """The jumps of all points over the last `length` snapshots; a snapshot may have none."""
+
+    def __init__(self, length: int) -> None:
+        self._rows: deque[Tensor | None] = deque(maxlen=length)
+
+    @property
+    def rows(self) -> list[Tensor]:
+        return [row for row in self._rows if row is not None]
+
+    def add(self, differences: Tensor | None) -> bool:
+        """Add the jumps of a snapshot. Returns whether the window's content changed."""
+        new = None if differences is None or bool(differences.isnan().all()) else differences
+        dropped = self._rows[0] if len(self._rows) == self._rows.maxlen else None
+        self._rows.append(new)
+        return new is not None or dropped is not None
+
+    def oscillation(self) -> Tensor | None:
+        """Return the oscillation of every point over the window."""
+        return spread(torch.stack(self.rows)) if self.rows else None
+
+    def halves(self, least: int) -> tuple[Tensor, Tensor] | None:
+        """Return the jumps of the older and the newer half, or None until each half has `least` of them."""
+        rows = self.rows
+        middle = len(rows) // 2
+        return None if middle < least else (torch.stack(rows[:middle]), torch.stack(rows[middle:]))
+
+
+def _log(norm: float) -> float:
+    return math.log(norm) if 0 < norm < math.inf else math.nan
+
+
+# ------------------------------------------------------------------------------------------------ entry
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was seen of one step: its own forward pass and gradient, and the probe with the same weights."""
+    """The norms of one step: its own forward pass and gradient, and the probe with the same weights."""
 
     step: int
     probe: Norms | None
     train: Norms | None
     gradients: BlockNorms | None
-    by_time: list[list[float]]  # of each followed point the bins, on the probe; NaN where it is not known
+    by_time: list[list[float]]  # (followed points, timestep bins) on the probe; NaN where unknown
 
 
 class Layout:
-    """The order in which everything that jumps stands in one vector: probe, training batch, gradients."""
+    """The order of everything that jumps in one vector: probe, training batch, gradients, probe by timestep bin.
+
+    The points followed by timestep bin are every h_i, or every block in a network without long skips.
+    """
 
     def __init__(self, points: Points, bins: int) -> None:
-        self.points, self.bins = points, bins
-        self.followed = points.n or len(points.blocks)  # points whose timesteps are told apart: every h_i, or blocks
+        n, blocks = points.n, len(points.blocks)
+        self.points, self.bins, self.followed = points, bins, n or blocks
+        features = [*((measure, n) for measure in MEASURES if n), ("blocks", blocks)]
+        self.fields = [(part, name, width) for part in ("probe", "train") for name, width in features]
+        self.fields += [("grad", "total", 1), ("grad", "blocks", blocks)]
+        self.size = sum(width for _, _, width in self.fields)  # by_time starts here
 
-    def norms(self, look: Snapshot) -> list[float]:
-        """Everything that jumps."""
-        w, g = self.points, look.gradients
-        found: list[float] = []
-        for norms in (look.probe, look.train):
-            found += [math.nan] * w.features if norms is None else norms.total[: w.features]
-        return found + ([math.nan] * (1 + len(w.blocks)) if g is None else [g.total, *g.blocks])
+    def vector(self, snapshot: Snapshot) -> list[float]:
+        f, g = self.points.features, snapshot.gradients
+        parts = [[math.nan] * f if norms is None else norms.total[:f] for norms in (snapshot.probe, snapshot.train)]
+        gradients = [math.nan] * (1 + len(self.points.blocks)) if g is None else [g.total, *g.blocks]
+        return [*chain(*parts), *gradients, *chain(*snapshot.by_time)]
+
+    def unflatten(self, values: list[float]) -> Entry:
+        """Turn a vector into named lists."""
+        named: Entry = {}
+        start = 0
+        for part, name, width in self.fields:
+            piece = values[start : start + width]
+            named.setdefault(part, {})[name] = piece[0] if name == "total" else piece
+            start += width
+        by_time = values[start:]
+        if not all(map(math.isnan, by_time)):
+            named["by_time"] = [by_time[k : k + self.bins] for k in range(0, len(by_time), self.bins)]
+        return named
+
+    def flatten(self, named: Entry | None) -> Tensor | None:
+        """Turn named lists, read from a log, back into a vector."""
+        if not named:
+            return None
+        flat: list[float | None] = []
+        for part, name, width in self.fields:
+            value = (named.get(part) or {}).get(name)
+            flat += [value] if name == "total" else value or [None] * width
+        flat += chain(*(named.get("by_time") or [[None] * self.bins] * self.followed))
+        return torch.tensor([math.nan if value is None else value for value in flat], dtype=torch.float64)
 
     def by_time(self, norms: Norms | None, members: list[list[int]] | None) -> list[list[float]]:
-        """The norm of h_i (or of a block's output) over the samples of each timestep bin."""
+        """Return the norm of each followed point over the probe's samples in each timestep bin."""
         if norms is None or norms.squares is None or members is None:
             return [[math.nan] * self.bins] * self.followed
-        start = self.points.point("backbone", 1) if self.points.n else self.points.block(0)
+        start = self.points.start("backbone" if self.points.n else "blocks")
         return [
             [math.sqrt(sum(row[k] for k in inside) / len(inside)) if inside else math.nan for inside in members]
             for row in norms.squares[start : start + self.followed]
         ]
-
-    def told(self, values: list[float], digits: int) -> dict[str, Any]:
-        """What `norms` lists, as named lists for JSON."""
-        f = self.points.features
-        total, *blocks = rounded(values[2 * f :], digits)
-        return {
-            "probe": self.features(values[:f], digits),
-            "train": self.features(values[f : 2 * f], digits),
-            "grad": {"total": total, "blocks": blocks},
-        }
-
-    def read(self, told: dict[str, Any] | None) -> Tensor | None:
-        """`told` read back."""
-        if not told:
-            return None
-        w = self.points
-        flat: list[float | None] = []
-        for part in ("probe", "train"):
-            named = told.get(part) or {}
-            for measure in MEASURES:
-                flat += named.get(measure) or [None] * w.n
-            flat += named.get("blocks") or [None] * len(w.blocks)
-        grad = told.get("grad") or {}
-        flat += [grad.get("total"), *(grad.get("blocks") or [None] * len(w.blocks))]
-        return _tensor(flat)
-
-    def read_by_time(self, told: dict[str, Any] | None) -> Tensor | None:
-        rows = (told or {}).get("by_time")
-        return _tensor([value for row in rows for value in row]) if rows else None
-
-    def features(self, values: list[float], digits: int) -> dict[str, Any]:
-        w = self.points
-        named = {m: rounded(values[k * w.n : (k + 1) * w.n], digits) for k, m in enumerate(MEASURES)} if w.n else {}
-        return {**named, "blocks": rounded(values[len(MEASURES) * w.n :], digits)}
 
 
 def make_entry(
@@ -94,82 +157,66 @@ def make_entry(
     now: Snapshot,
     before: Snapshot | None,
     last: int,
-    noted: Buffered,
+    buffered: Buffered,
     drift: BlockNorms | None,
-    kappas: list[Any],
+    kappas: Sequence[tuple[float, float, float]],
 ) -> Entry:
-    """The look without what is compared over a window. A jump is over exactly one step; `last` is the last entry's."""
-    w = layout.points
-    entry: Entry = {"step": now.step}
+    """Build the entry of a snapshot with exact values; `last` is the previous entry's step.
+
+    It contains jumps only if `before` is exactly one step earlier.
+    """
+    points, backbone = layout.points, layout.points.start("backbone")
+    entry: Entry = {"step": now.step, **layout.unflatten(layout.vector(now))}
+    by_time = entry.pop("by_time", None)
     for name, norms in (("probe", now.probe), ("train", now.train)):
-        if norms is not None:
-            entry[name] = layout.features(norms.total[: w.features], 5) | {"n": norms.n}
-            if w.n:
-                joined = norms.total[w.features :]
-                backbone = norms.total[w.point("backbone", 1) : w.point("backbone", w.n) + 1]
-                entry[name]["ratio"] = rounded(
-                    j / b if b > 0 else math.nan for j, b in zip(joined, backbone, strict=True)
-                )
-    if now.probe is not None and not all(math.isnan(norm) for row in now.by_time for norm in row):
-        entry["probe"]["by_time"] = [rounded(row) for row in now.by_time]
+        if norms is None:
+            del entry[name]
+            continue
+        entry[name]["n"] = norms.n
+        if points.n:
+            pairs = zip(norms.total[points.start("joined") :], norms.total[backbone:], strict=False)
+            entry[name]["ratio"] = [x / h if h > 0 else math.nan for x, h in pairs]
+    if now.probe is not None and by_time is not None:
+        entry["probe"]["by_time"] = by_time
     if kappas:
-        entry["kappa"] = {name: rounded(k[place] for k in kappas) for place, name in enumerate(("mean", "min", "max"))}
-    entry |= _gradient_part(now, before, last, noted)
-    if noted.loss is not None:
-        entry["loss"] = noted.loss
-    if drift is not None:
-        entry["drift"] = {"total": number(drift.total), "blocks": rounded(drift.blocks)}
+        entry["kappa"] = dict(zip(("mean", "min", "max"), map(list, zip(*kappas, strict=True)), strict=True))
+    entry["grad"] = _gradient_part(now, before, last, buffered)
+    entry["loss"] = buffered.loss
+    entry["drift"] = None if drift is None else {"total": drift.total, "blocks": drift.blocks}
     if before is not None and before.step == now.step - 1:
-        entry["jump"] = layout.told(jumps(layout.norms(now), layout.norms(before)), 3)
-        if "by_time" in entry.get("probe", {}):
-            rows = zip(now.by_time, before.by_time, strict=True)
-            entry["jump"]["by_time"] = [rounded(jumps(*pair), 3) for pair in rows]
-    bad = _nonfinite(w, now, noted)
-    return entry | ({"nonfinite": bad} if bad else {})
+        entry["jump"] = layout.unflatten(jumps(layout.vector(now), layout.vector(before)))
+    entry["nonfinite"] = _nonfinite(points, now, buffered)
+    return {key: value for key, value in entry.items() if value is not None}
 
 
-def oscillations(layout: Layout, entry: Entry, window: Window, by_time: Window, former: Entry | None) -> Entry:
-    """What the window shows with this look in it; `former`, what it showed before, where that is the same."""
-    changes = [window.add(layout.read(entry.get("jump"))), by_time.add(layout.read_by_time(entry.get("jump")))]
-    if former is not None and not any(changes):
-        return former
-    found: Entry = {"jumps": len(window.rows)}
-    spreads, in_bins = window.oscillation(), by_time.oscillation()
-    if spreads is not None and found["jumps"] >= 2:
-        found |= layout.told(spreads.tolist(), 3)
-        if in_bins is not None:
-            found["by_time"] = [rounded(row, 3) for row in in_bins.view(layout.followed, layout.bins).tolist()]
-    return found
+def window_entry(layout: Layout, window: Window) -> Entry:
+    """Return the oscillations over the window as named lists, and the number of jumps."""
+    spreads, count = window.oscillation(), len(window.rows)
+    return {"jumps": count} | (layout.unflatten(spreads.tolist()) if spreads is not None and count >= 2 else {})
 
 
-def _gradient_part(now: Snapshot, before: Snapshot | None, last: int, noted: Buffered) -> Entry:
-    totals = list(noted.gradients)
-    totals += [
-        (look.step, look.gradients.total)
-        for look in (before, now)
-        if look is not None and look.step > last and look.gradients is not None and math.isfinite(look.gradients.total)
-    ]
+def _gradient_part(now: Snapshot, before: Snapshot | None, last: int, buffered: Buffered) -> Entry | None:
+    """The gradient norms of this step, and the largest norm since the last entry."""
+    snapshots = [s for s in (before, now) if s is not None and s.step > last and s.gradients is not None]
+    totals = [*buffered.gradients, *((s.step, s.gradients.total) for s in snapshots if s.gradients is not None)]
     part: Entry = {}
     if now.gradients is not None:
-        part = {"total": number(now.gradients.total), "blocks": rounded(now.gradients.blocks)}
-    if totals:
-        at, most = max(totals, key=lambda pair: pair[1])
-        part |= {"max": number(most), "at": at}
-    return {"grad": part} if part else {}
+        part = {"total": now.gradients.total, "blocks": now.gradients.blocks}
+    if totals := [(step, total) for step, total in totals if math.isfinite(total)]:
+        at, largest = max(totals, key=lambda pair: pair[1])
+        part |= {"max": largest, "at": at}
+    return part or None
 
 
-def _nonfinite(w: Points, now: Snapshot, noted: Buffered) -> Entry | None:
-    """The first thing that is not finite, and the first step that says so."""
-    since = min((s for s in (noted.bad_loss, noted.bad_gradient) if s is not None), default=now.step)
+def _nonfinite(points: Points, now: Snapshot, buffered: Buffered) -> Entry | None:
+    """Describe the first value that is not finite, and the first step that shows it."""
+    since = min((s for s in (buffered.bad_loss, buffered.bad_gradient) if s is not None), default=now.step)
     for name, norms in (("probe", now.probe), ("training", now.train)):
         if norms is not None and norms.nonfinite is not None:
-            return {"of": name, "point": norms.nonfinite, "module": w.module_of(norms.nonfinite), "since": since}
+            module = points.all[norms.nonfinite].module
+            return {"of": name, "point": norms.nonfinite, "module": module, "since": since}
     g = now.gradients
-    if noted.bad_gradient is not None or (g is not None and not math.isfinite(g.total)):
-        module = w.network if g is None or g.bad is None else w.blocks[g.bad]
+    if buffered.bad_gradient is not None or (g is not None and not math.isfinite(g.total)):
+        module = points.network if g is None or g.nonfinite is None else points.blocks[g.nonfinite]
         return {"of": "gradient", "module": module, "since": since}
-    return {"of": "loss", "module": w.network, "since": since} if noted.bad_loss is not None else None
-
-
-def _tensor(values: Sequence[float | None]) -> Tensor:
-    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+    return {"of": "loss", "module": points.network, "since": since} if buffered.bad_loss is not None else None

@@ -1,78 +1,100 @@
-"""The last look as a table."""
+"""The last snapshot for people and trackers: a table, and named scalars."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from scalelong.monitor.alarms import Alarm
-from scalelong.monitor.log import Entry
+from scalelong.monitor.log import Entry, lookup
 from scalelong.monitor.points import Points
-from scalelong.monitor.scalars import _get
 
 LEGEND = (
-    "norms on the probe; ratio: κ_i·skip to backbone at the join; oscillation of the backbone h_i over the window, "
-    "probe and (training batch)"
+    "norms on the probe; ratio: κ_i·skip to backbone at the join; oscillation: of the backbone h_i over the window, "
+    "on the probe and (on training batches)"
 )
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What the monitor saw last; prints as a table, outermost skip first."""
+    """The last snapshot and the active alarms. Prints as a table, outermost skip first."""
 
     points: Points
     entry: Entry | None
     alarms: tuple[Alarm, ...]
 
     def __str__(self) -> str:
-        w, entry = self.points, self.entry
-        skips = f"{w.n} long skips" if w.n else "no long skips known, watched by its blocks"
+        points, entry = self.points, self.entry
+        title = f"{points.network}: " + (f"{points.n} long skips" if points.n else "no known long skips, blocks only")
         if entry is None:
-            return f"{w.network}: {skips}; nothing seen yet"
-        jumps = _get(entry, "oscillation", "jumps")
-        lines = [f"{w.network}: {skips}; step {entry['step']}, oscillation over {jumps} jumps"]
-        lines += _skips(w, entry) if w.n else _blocks(w, entry)
-        figures = {
-            "gradient": _get(entry, "grad", "total"),
-            "its oscillation": _get(entry, "oscillation", "grad", "total"),
-            "loss": _get(entry, "loss", "mean"),
-            "distance to the EMA": _get(entry, "drift", "total"),
+            return f"{title}; no snapshot yet"
+        title += f"; step {entry['step']}, oscillation over {lookup(entry, 'oscillation', 'jumps')} jumps"
+        values = {
+            "gradient norm": lookup(entry, "grad", "total"),
+            "its oscillation": lookup(entry, "oscillation", "grad", "total"),
+            "loss": lookup(entry, "loss", "mean"),
+            "distance to the EMA": lookup(entry, "drift", "total"),
         }
-        told = [f"{name} {value:.4g}" for name, value in figures.items() if value is not None]
-        lines += [", ".join(told)] if told else []
-        lines += [str(alarm) for alarm in self.alarms] or ["no alarm"]
-        return "\n".join(lines)
+        known = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
+        table = _table(self._skip_rows(entry) if points.n else self._block_rows(entry))
+        lines = [title, *table, *([LEGEND] if points.n else []), *([known] if known else [])]
+        return "\n".join([*lines, *(map(str, self.alarms) if self.alarms else ["no alarms"])])
 
     __repr__ = __str__
 
+    def _skip_rows(self, entry: Entry) -> list[list[Any]]:
+        rows: list[list[Any]] = [["i", "from", "to", "κ_i", "skip", "backbone", "ratio", "oscillation"]]
+        for i, site in enumerate(self.points.sites, start=1):
+            norms = [lookup(entry, "probe", measure, i) for measure in ("skip", "backbone", "ratio")]
+            kappa, oscillation = lookup(entry, "kappa", "mean", i), _oscillation(entry, "backbone", i)
+            rows.append([str(i), site.source or "?", site.path, kappa, *norms, oscillation])
+        return rows
 
-def _skips(w: Points, entry: Entry) -> list[str]:
-    rows = [["i", "from", "to", "κ_i", "skip", "backbone", "ratio", "oscillation"]]
-    for i, site in enumerate(w.sites, start=1):
-        calm, live = (_figure(_get(entry, "oscillation", part, "backbone", i)) for part in ("probe", "train"))
-        rows.append(
-            [
-                str(i), site.source or "?", site.path, _figure(_get(entry, "kappa", "mean", i)),
-                *(_figure(_get(entry, "probe", measure, i)) for measure in ("skip", "backbone", "ratio")),
-                f"{calm} ({live})",
-            ]
-        )  # fmt: skip
-    return [*_table(rows), LEGEND]
-
-
-def _blocks(w: Points, entry: Entry) -> list[str]:
-    rows = [["block", "norm", "oscillation", "gradient"]]
-    for k, path in enumerate(w.blocks, start=1):
-        calm, live = (_figure(_get(entry, "oscillation", part, "blocks", k)) for part in ("probe", "train"))
-        norm, gradient = _get(entry, "probe", "blocks", k), _get(entry, "grad", "blocks", k)
-        rows.append([path, _figure(norm), f"{calm} ({live})", _figure(gradient)])
-    return _table(rows)
+    def _block_rows(self, entry: Entry) -> list[list[Any]]:
+        rows: list[list[Any]] = [["block", "norm", "oscillation", "gradient norm"]]
+        for k, path in enumerate(self.points.blocks, start=1):
+            norm, gradient = lookup(entry, "probe", "blocks", k), lookup(entry, "grad", "blocks", k)
+            rows.append([path, norm, _oscillation(entry, "blocks", k), gradient])
+        return rows
 
 
-def _table(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+def scalars(points: Points, entry: Entry) -> dict[str, float]:
+    """Return the quantities worth plotting as `stability/…`. Values that are missing or not finite are left out."""
+    paths: dict[str, tuple[str | int, ...]] = {
+        "grad_norm": ("grad", "total"),
+        "oscillation/grad_norm": ("oscillation", "grad", "total"),
+        "loss": ("loss", "mean"),
+        "loss_max": ("loss", "max"),
+        "ema_drift": ("drift", "total"),
+    }
+    for i in range(1, points.n + 1):
+        paths |= {
+            f"norm/skip_{i}": ("probe", "skip", i),
+            f"norm/backbone_{i}": ("probe", "backbone", i),
+            f"ratio/skip_{i}": ("probe", "ratio", i),
+            f"kappa/skip_{i}": ("kappa", "mean", i),
+            f"oscillation/backbone_{i}": ("oscillation", "probe", "backbone", i),
+            f"oscillation_train/backbone_{i}": ("oscillation", "train", "backbone", i),
+        }
+    for k, path in enumerate(points.blocks if not points.n else (), start=1):
+        paths[f"norm/{path}"] = ("probe", "blocks", k)
+        paths[f"oscillation/{path}"] = ("oscillation", "probe", "blocks", k)
+    values = {name: lookup(entry, *path) for name, path in paths.items()}
+    values["alarms"] = float(len(entry.get("alarms", ())))
+    return {f"stability/{name}": value for name, value in values.items() if value is not None}
+
+
+def _oscillation(entry: Entry, name: str, k: int) -> str:
+    probe, train = (_cell(lookup(entry, "oscillation", part, name, k)) for part in ("probe", "train"))
+    return f"{probe} ({train})"
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else "–" if value is None else f"{value:.3g}"
+
+
+def _table(rows: list[list[Any]]) -> list[str]:
+    cells = [list(map(_cell, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
     return [lines[0], "  ".join("─" * w for w in widths), *lines[1:]]
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"

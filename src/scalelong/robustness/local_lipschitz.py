@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from scalelong._modules import first_tensor
 from scalelong.errors import ScaleLongError
-from scalelong.monitor.points import Points, find_points, unwrapped
+from scalelong.monitor.points import Points, coefficients_of, find_points, unwrapped
 from scalelong.monitor.recorder import Hooks, Recorder
 from scalelong.robustness.block_norms import block_norms
 from scalelong.robustness.spectral import Jacobian, SpectralNorm, power_iteration, second_derivatives
-from scalelong.scaling import BlockScaling, FixedSkips
-from scalelong.skips.application import scaling_of
 from scalelong.theory.bounds import log_robustness
 
 
@@ -60,7 +58,7 @@ def local_lipschitz(
     with torch.enable_grad(), second_derivatives():
         source = x.detach().clone().requires_grad_()
         kept = _Kept(points)
-        with Hooks(root, points).open(kept):
+        with Hooks(root, points).attached(kept):
             output = first_tensor(_plain(root(source, *args, **kwargs)))
         if output is None:
             raise ScaleLongError(f"{points.network} gave no tensor")
@@ -86,13 +84,13 @@ class _Kept(Recorder):
 
     def __init__(self, points: Points) -> None:
         super().__init__(points.size)
-        self.wanted = {points.point(m, points.n): m for m in ("skip", "backbone")} if points.n else {}
+        self.wanted = {points.start(m) + points.n - 1: m for m in ("skip", "backbone")} if points.n else {}
         self.tensors: dict[str, Tensor] = {}
 
-    def saw(self, keys: tuple[int, ...], x: Tensor | None) -> None:
-        for key in keys:
-            if x is not None and key in self.wanted:
-                self.tensors[self.wanted[key]] = x
+    def record(self, points: tuple[int, ...], x: Tensor | None) -> None:
+        for point in points:
+            if x is not None and point in self.wanted:
+                self.tensors[self.wanted[point]] = x
 
     @property
     def ends(self) -> tuple[Tensor | None, Tensor | None]:
@@ -106,13 +104,11 @@ def _norm(target: Tensor, source: Tensor, iterations: int, tolerance: float, see
 
 
 def _coefficients(root: nn.Module, points: Points, kept: _Kept) -> tuple[float, ...]:
-    scaler = scaling_of(root)
-    if scaler is None or isinstance(scaler.spec, BlockScaling):
-        return (1.0,) * points.n
-    if isinstance(scaler, FixedSkips):
-        return tuple(scaler.coefficients)
+    fixed = coefficients_of(root, points.n)
+    if fixed is not None:
+        return fixed
     largest = {i: max(float(call[2]) for call in calls) for i, calls in kept.kappas.items()}
-    return tuple(largest[i] for i in range(1, points.n + 1)) if len(largest) == points.n else ()
+    return tuple(largest[i] for i in sorted(largest)) if len(largest) == points.n else ()
 
 
 def _plain(output: Any) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from scalelong.diffusion import simple_loss
 from scalelong.diffusion.network import Denoiser
 from scalelong.errors import ScaleLongError
-from scalelong.monitor.probe import samples_of
+from scalelong.monitor.probe import probe_size
 from scalelong.runs.config import Config
 from scalelong.runs.run import build_network
 from scalelong.training import checkpoint
@@ -186,7 +186,7 @@ class Trainer:
     def _again(self, number: int, net: nn.Module) -> Tensor:
         """A few samples of step `number` once more, for the monitor, whose hooks do not see a compiled pass."""
         with self.accelerator.autocast():
-            return self._losses(Denoiser(net), self.batch(number).part(0, samples_of(self.config.train.batch_size)))
+            return self._losses(Denoiser(net), self.batch(number).part(0, probe_size(self.config.train.batch_size)))
 
     @torch.no_grad()
     def validation_loss(self, held_out: Examples, n: int, net: nn.Module | None = None) -> float:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from scalelong.diffusion.network import Denoiser
 from scalelong.monitor.monitor import StabilityMonitor
-from scalelong.monitor.probe import samples_of
+from scalelong.monitor.probe import probe_size
 from scalelong.runs.run import Run
 from scalelong.training.display import Display
 from scalelong.training.examples import Batch, Examples
@@ -31,7 +31,7 @@ class FixedBatch:
 def watch(trainer: Trainer, held_out: Examples | None, run: Run, display: Display) -> StabilityMonitor:
     """A monitor that looks every `monitor.every` steps and writes stability.jsonl."""
     process, config = trainer.examples.process, trainer.config
-    samples = config.monitor.samples or samples_of(config.train.batch_size)
+    samples = config.monitor.samples or probe_size(config.train.batch_size)
     batch = (held_out or trainer.examples).probe(samples).to(trainer.accelerator.device)
     return StabilityMonitor(
         trainer.net,

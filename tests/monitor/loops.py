@@ -46,7 +46,7 @@ def train(net, steps, monitor=None, lr=1e-2, start=1, call=call, after=None, cli
     return losses
 
 
-def watched_run(net, steps, every=2, **options):
+def monitored_run(net, steps, every=2, **options):
     """(monitor, losses) of a run whose looks are all in the monitor's window."""
     options = {"probe": batch(0, n=8)[:2], "window": 500, **options}
     monitor = StabilityMonitor(net, every=every, **options)

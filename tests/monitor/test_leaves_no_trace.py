@@ -5,12 +5,13 @@ import warnings
 
 import pytest
 import torch
+from loops import batch, hooks_on, small_uvit, train
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from watched_loops import batch, hooks_on, small_uvit, train
 
-from scalelong import ConstantScaling, LearnableScaling, ScaleLongError, StabilityMonitor
+from scalelong import ConstantScaling, LearnableScaling, StabilityMonitor
+from scalelong.errors import ScalingStateError
 from scalelong.monitor.log import read_stability
 
 
@@ -212,7 +213,7 @@ def test_a_compiled_network_shows_its_training_batch_when_it_is_given(wrap):
 def test_a_compiled_network_without_a_probe_is_a_sentence():
     net = torch.compile(small_uvit(), backend="eager")
     monitor = StabilityMonitor(net, every=1)
-    with pytest.raises(ScaleLongError, match="compiled"):
+    with pytest.raises(ScalingStateError, match="compiled"):
         with monitor.step(1):
             pass
 
@@ -341,7 +342,7 @@ def test_fsdp_is_refused_by_name():
     class FullyShardedDataParallel(nn.Module):
         pass
 
-    with pytest.raises(ScaleLongError, match="FSDP"):
+    with pytest.raises(ScalingStateError, match="FSDP"):
         StabilityMonitor(FullyShardedDataParallel())
 
 

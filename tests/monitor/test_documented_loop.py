@@ -35,7 +35,7 @@ def test_the_documented_loop_watches_lucidrains_unet(tmp_path, monkeypatch, caps
     assert len(log.header["skips"]) == len(last["oscillation"]["probe"]["backbone"]) == 5
     assert None not in last["probe"]["ratio"] + last["oscillation"]["probe"]["backbone"]
     assert last["loss"]["steps"] == 10
-    assert "no alarm" in capsys.readouterr().out
+    assert "no alarms" in capsys.readouterr().out
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
 
 
