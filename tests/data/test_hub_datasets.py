@@ -104,7 +104,7 @@ def test_rows_of_one_image_are_its_captions(tmp_path: Path):
     texts = [f"number {seed}" for seed in range(COUNT)]
     dataset = make(caption=(datasets.Value("string"), texts), cocoid=(datasets.Value("int64"), [7, 7, 7, 8, 9, 9]))
     folder = save(dataset, tmp_path / "set", "one")
-    reading = read_hub(str(folder), "train", Options(), source="x", group="cocoid")
+    reading = read_hub(str(folder), "train", Options(), "x", group="cocoid")
     assert [example.captions for example in reading.examples] == [texts[:3], texts[3:4], texts[4:]]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pictures import picture
 from PIL import Image
 
-from scalelong.data.images import MAX_PIXELS, fit, fit_array, pillow_warnings, read_image
+from scalelong.data.images import MAX_PIXELS, fit, pillow_warnings, read_image
 from scalelong.data.records import BadExampleError, Options
 from scalelong.errors import InvalidValueError
 
@@ -180,7 +180,7 @@ def test_fit_crops_the_centre_square(size: tuple[int, int]):
 def test_resizing_is_pillows_lanczos():
     image = picture(4, (16, 16))
     expected = np.asarray(image.resize((6, 6), Image.Resampling.LANCZOS))
-    assert np.array_equal(fit_array(np.asarray(image), Options(image_size=6)), expected)
+    assert np.array_equal(read_image(np.asarray(image), "a", Options(image_size=6)), expected)
     assert np.array_equal(read_image(encoded(image), "a", Options(image_size=6)), expected)
 
 

@@ -70,7 +70,7 @@ class TestCifar10:
         records = np.concatenate([labels[:, None], images.transpose(0, 3, 1, 2).reshape(10_000, -1)], axis=1)
         (tmp_path / "cifar-10-batches-bin").mkdir()
         records.tofile(tmp_path / "cifar-10-batches-bin" / "test_batch.bin")
-        found = examples(files.read_cifar10([tmp_path], "test", Options(), "here"), 50)
+        found = examples(files.read_cifar10([tmp_path], "test"), 50)
         assert np.array_equal([example.image for example in found], images[:50])
         assert [example.label for example in found] == labels[:50].tolist()
         # Complete, but not CIFAR-10:
@@ -82,7 +82,7 @@ class TestCifar10:
         images[20:] = 0
         Image.fromarray(images).save(tmp_path / "test_batch.png", compress_level=1)
         (tmp_path / "test_lables.json").write_text(json.dumps([3] * 10_000))
-        found = examples(files.read_cifar10([tmp_path], "test", Options(), "here"), 20)
+        found = examples(files.read_cifar10([tmp_path], "test"), 20)
         assert np.array_equal([example.image for example in found], images[:20].reshape(20, 32, 32, 3))
 
     def test_the_pickled_version_is_not_opened(self, tmp_path: Path):
@@ -112,7 +112,7 @@ class TestFashionMnist:
         images = rng.integers(0, 256, (10_000, 28, 28), dtype=np.uint8)
         labels = rng.integers(0, 10, 10_000, dtype=np.uint8)
         self.write(tmp_path, images, labels)
-        found = examples(files.read_fashion_mnist([tmp_path], "test", Options(), "here"), 30)
+        found = examples(files.read_fashion_mnist([tmp_path], "test"), 30)
         assert np.array_equal([example.image[..., 0] for example in found], images[:30])
         assert [example.label for example in found] == labels[:30].tolist()
 
@@ -140,7 +140,7 @@ class TestCelebA:
     def test_the_partition_is_by_number(self, tmp_path: Path):
         picture(0, (178, 218)).save(tmp_path / "182638.jpg")
         options = Options(image_size=64, channels=3)
-        reading = files.read_celeba([tmp_path], "test", options, "here")
+        reading = files.read_celeba([tmp_path], "test")
         assert reading.total == 19_962
         assert examples(reading, 1, options)[0].image.shape == (64, 64, 3)
         with pytest.raises(SourceUnavailableError, match=r"000001\.jpg"):
@@ -159,7 +159,7 @@ class TestImageNet64:
         np.savez(tmp_path / "train_data_batch_1.npz", data=planes[:3], labels=np.array([1, 1000, 7]))
         np.savez(tmp_path / "train_data_batch_10.npz", data=planes[4:], labels=np.array([3]))
         np.savez(tmp_path / "train_data_batch_2.npz", data=planes[3:4], labels=np.array([2]))
-        found = examples(files.read_imagenet64([tmp_path], "train", Options(), "here"))
+        found = examples(files.read_imagenet64([tmp_path], "train"))
         assert np.array_equal([example.image for example in found], images)
         assert [example.label for example in found] == [0, 999, 6, 1, 2]
 
@@ -193,7 +193,7 @@ class TestCoco:
 
     def test_images_are_ordered_by_id_with_all_their_captions(self, folder: Path):
         options = Options(image_size=32)
-        reading = files.read_coco([folder], "validation", options, "here")
+        reading = files.read_coco([folder], "validation")
         first, second = examples(reading, None, options)
         assert (first.name, first.captions) == ("b.jpg", ("caption 1", "caption 3", "caption 4"))
         assert (second.name, second.captions) == ("a.jpg", ("caption 0", "caption 2"))
@@ -240,7 +240,7 @@ class TestEmoji:
 
     def all(self, folder: Path) -> list:
         options, read = Options(image_size=4), CATALOG["emoji"].read
-        opened = [read([folder], split, options, "x") for split in ("train", "validation")]
+        opened = [read([folder], split) for split in ("train", "validation")]
         return [example for reading in opened for example in examples(reading, None, options)]
 
     def test_names_are_captions_and_categories_are_classes(self, folder: Path):
@@ -264,8 +264,7 @@ class TestEmoji:
     def test_a_name_is_in_one_split_only(self, folder: Path):
         read = CATALOG["emoji"].read
         sides = [
-            {example.captions[0] for example in read([folder], split, Options(image_size=4), "x").examples}
-            for split in ("train", "validation")
+            {example.captions[0] for example in read([folder], split).examples} for split in ("train", "validation")
         ]
         assert sides[0].isdisjoint(sides[1])
 

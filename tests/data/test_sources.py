@@ -35,9 +35,9 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
         return attempt
 
-    def read(folders: list[Path], split: str, options: Options, title: str) -> Reading:
+    def read(folders: list[Path], split: str) -> Reading:
         order.append("read")
-        return Reading([Example("row", PIXELS)], title, 1)
+        return Reading([Example("row", PIXELS)], 1)
 
     package = Package("npm", "two", "1.0.0", "0" * 64)
     spec = DatasetSpec(

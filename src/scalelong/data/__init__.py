@@ -7,20 +7,6 @@ from scalelong.data.prepare import load, prepared
 from scalelong.data.text import TextEncoder, TokenData, encode_prompts, encode_text, load_text_encoder
 
 __all__ = [
-    "CATALOG",
-    "Captions",
-    "DatasetSpec",
-    "ImageData",
-    "LatentData",
-    "TextEncoder",
-    "TokenData",
-    "decode_latents",
-    "encode_latents",
-    "encode_prompts",
-    "encode_text",
-    "load",
-    "load_text_encoder",
-    "load_vae",
-    "prepared",
-    "spec_of",
-]
+    "CATALOG", "Captions", "DatasetSpec", "ImageData", "LatentData", "TextEncoder", "TokenData", "decode_latents",
+    "encode_latents", "encode_prompts", "encode_text", "load", "load_text_encoder", "load_vae", "prepared", "spec_of",
+]  # fmt: skip

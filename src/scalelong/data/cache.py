@@ -79,16 +79,19 @@ def _build(folder: Path, write: Callable[[Path], None]) -> None:
 class NpyWriter:
     """A .npy file that grows row by row and is hashed on the way. Its header is completed at the end."""
 
-    def __init__(self, path: Path, dtype: npt.DTypeLike, row: tuple[int, ...] = ()) -> None:
-        self.dtype, self.row, self.count = np.dtype(dtype), row, 0
+    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
+        self.dtype, self.count = np.dtype(dtype), 0
+        self._row: tuple[int, ...] = ()  # the shape of a row, from the first ones
         self._file = open(path, "wb")  # noqa: SIM115 - open until __exit__
         self._digest = hashlib.sha256()
-        self._write_header()
 
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Add rows of shape (k, *row)."""
         data = np.ascontiguousarray(rows, dtype=self.dtype)
-        assert data.shape[1:] == self.row
+        if not self.count:
+            self._row = data.shape[1:]
+            self._write_header()
+        assert data.shape[1:] == self._row
         self._file.write(data.data)
         self._digest.update(data.data)
         self.count += len(data)
@@ -100,8 +103,9 @@ class NpyWriter:
 
     def _write_header(self) -> None:
         # NumPy pads headers so that the first axis may grow without changing the header's length.
+        self._file.seek(0)
         descr = np.lib.format.dtype_to_descr(self.dtype)
-        header = {"descr": descr, "fortran_order": False, "shape": (self.count, *self.row)}
+        header = {"descr": descr, "fortran_order": False, "shape": (self.count, *self._row)}
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def __enter__(self) -> NpyWriter:
@@ -110,7 +114,6 @@ class NpyWriter:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         with self._file:
             if kind is None:
-                self._file.seek(0)
                 self._write_header()
 
 

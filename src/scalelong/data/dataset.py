@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,12 @@ class ImageData:
         """Open a prepared folder and check sizes against its manifest; `verify` also checks hashes."""
         self.folder = Path(folder)
         self.manifest = image_manifest(self.folder)
-        count, height, width, channels = self._shape()
+        count, height, width, channels = self.manifest["shape"]
         stored = open_array(self.folder, "images", np.uint8, (count, channels, height, width))
         self._pixels = torch.from_numpy(stored).flatten(1)  # (n, c·h·w)
         self.images: npt.NDArray[np.uint8] = stored.transpose(0, 2, 3, 1)  # (n, h, w, c)
-        self.class_names: tuple[str, ...] | None = self._class_names()
+        names = self.manifest["class_names"]
+        self.class_names: tuple[str, ...] | None = None if names is None else tuple(names)
         self.labels: npt.NDArray[np.int64] | None = self._open_labels()
         self.captions: Captions | None = self._open_captions()
 
@@ -92,21 +93,6 @@ class ImageData:
             if array_sha256(self.folder, name) != expected:
                 raise damaged(self.folder, f"{name}.npy does not match its hash in the manifest")
 
-    def _shape(self) -> tuple[int, ...]:
-        shape = self.manifest["shape"]
-        valid = isinstance(shape, list) and len(shape) == 4 and all(isinstance(n, int) and n > 0 for n in shape)
-        if not valid or shape[1] != shape[2]:
-            raise damaged(self.folder, f"shape must be four positive integers (n, h, w, c) with h = w, got {shape!r}")
-        return tuple(shape)
-
-    def _class_names(self) -> tuple[str, ...] | None:
-        names = self.manifest["class_names"]
-        if names is None:
-            return None
-        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            raise damaged(self.folder, "class_names must be a list of names")
-        return tuple(names)
-
     def _open_labels(self) -> npt.NDArray[np.int64] | None:
         if self.class_names is None:
             return None
@@ -126,18 +112,22 @@ class ImageData:
         return Captions(text, offsets, starts)
 
 
-class Captions(Sequence[str]):
+class Captions:
     """Memory-mapped captions. `captions[i]` is the first one of image i, `captions.of(i)` lists all of them."""
 
-    def __init__(
-        self, text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]
-    ) -> None:
+    def __init__(self, text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]):
         self._text = text  # the UTF-8 bytes of all captions
         self._offsets = offsets  # (m + 1,): caption j is bytes offsets[j]:offsets[j + 1]
         self.starts = starts  # (n + 1,): image i has captions starts[i]:starts[i + 1]
 
     def __len__(self) -> int:
         return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> str:
+        return self.caption(int(self.starts[range(len(self))[index]]))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
 
     @property
     def total(self) -> int:
@@ -152,19 +142,6 @@ class Captions(Sequence[str]):
         """Return all captions of image `index`."""
         return [self.caption(number) for number in range(self.starts[index], self.starts[index + 1])]
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"image {index} of {len(self)}")
-        return self.caption(int(self.starts[index % len(self)]))
-
 
 def as_indices(indices: Indices) -> Tensor:
     """Convert indices to an int64 tensor on the CPU."""
@@ -174,13 +151,18 @@ def as_indices(indices: Indices) -> Tensor:
 
 
 def image_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of prepared images and check that it has what every reader needs."""
+    """Read the manifest of prepared images and check the types of what its readers need."""
     manifest = read_manifest(folder)
-    keys = ("name", "split", "shape", "class_names", "hashes", "fingerprint", "skipped")
-    missing = [key for key in keys if key not in manifest]
-    if missing or not isinstance(manifest["hashes"], dict) or not isinstance(manifest["skipped"], list):
-        raise damaged(folder, f"the manifest must have {', '.join(keys)}")
     if manifest.get("format") != FORMAT:
         found = manifest.get("format")
         raise DataError(f"{folder} has format {found!r}, expected {FORMAT}; prepare it again (--force)")
+    shape, names = manifest.get("shape"), manifest.get("class_names", 0)
+    valid = [
+        all(isinstance(manifest.get(key), str) for key in ("name", "split", "fingerprint")),
+        isinstance(manifest.get("hashes"), dict) and isinstance(manifest.get("skipped"), list),
+        names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)),
+        isinstance(shape, list) and len(shape) == 4 and all(isinstance(side, int) and side > 0 for side in shape),
+    ]
+    if not all(valid):
+        raise damaged(folder, "the manifest is incomplete or has wrong types")
     return manifest

@@ -24,14 +24,14 @@ from scalelong.data.records import (
     choose_split,
     number_classes,
     printable,
-)  # fmt: skip
+)
 from scalelong.errors import DataError
 
 METADATA = "metadata.jsonl"
 Rows = dict[str, dict[str, Any]]  # of metadata.jsonl, by file name
 
 
-def read_folder(root: Path, split: str, options: Options, *, source: str, skip_bad: bool = False) -> Reading:
+def read_folder(root: Path, split: str, options: Options, skip_bad: bool = False) -> Reading:
     """Read the images of one split of a folder, in the order of their names."""
     base, part = _split_folder(root, split, options.holdout)
     images, texts, ignored = _walk(base)
@@ -55,7 +55,7 @@ def read_folder(root: Path, split: str, options: Options, *, source: str, skip_b
 
     shape = _common_shape(base, chosen, options) if skip_bad and options.image_size is None else None
     extra = {"ignored_files": ignored} if ignored else {}
-    return Reading(examples(), source, len(names), class_names, captioned, shape, extra=extra)
+    return Reading(examples(), len(names), class_names, captioned, shape, extra=extra)
 
 
 def listing_sha256(root: Path) -> str:

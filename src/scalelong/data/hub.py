@@ -14,19 +14,17 @@ from scalelong.data.records import (
     Example,
     Options,
     Part,
-    Pixels,
     Reading,
     SourceUnavailableError,
     canonical_split,
     choose_split,
     number_classes,
-)  # fmt: skip
+)
 from scalelong.errors import DataError, one_line, require, unknown
 
 LABELS = ("label", "labels", "fine_label", "class")
 CAPTIONS = ("captions", "caption", "text", "sentences")
 TABLES = (".parquet", ".arrow")
-Decode = Callable[[Any, str, Options], Pixels]
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -42,9 +40,7 @@ def hub_is_offline() -> bool:
     return any(value.upper() in ("1", "ON", "YES", "TRUE") for value in values)
 
 
-def read_hub(
-    name: str, split: str, options: Options, *, source: str, group: str | None = None, decode: Decode | None = None
-) -> Reading:
+def read_hub(name: str, split: str, options: Options, source: str, group: str | None = None) -> Reading:
     """Read one split of a dataset. Consecutive rows with the same value in column `group` are captions of one image."""
     datasets = require("datasets", "datasets", "Hugging Face datasets")
     folder = Path(name).expanduser()
@@ -77,7 +73,7 @@ def read_hub(
                 yield Example(f"{source} row {index}", _content(grouped[0][image], local), number, texts)
 
     total = len(rows) if hasattr(rows, "__len__") and group is None and part.held_out is None else None
-    return Reading(examples(), source, total, class_names, caption is not None, decode=decode)
+    return Reading(examples(), total, class_names, caption is not None, source=source)
 
 
 def _open_folder(folder: Path, split: str, options: Options) -> tuple[Any, Part]:

@@ -33,17 +33,22 @@ SUFFIXES = frozenset(
 
 
 def read_image(source: Path | bytes | Pixels | None, name: str, options: Options) -> Pixels:
-    """Decode one image to (h, w, c); crop to the centre square and resize if `options.image_size` is set."""
+    """Return an image, decoded if it is a file, as (h, w, c), cropped and resized to `options.image_size` if set."""
     if source is None:
         raise BadExampleError(name, "has no image")
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
     if isinstance(source, np.ndarray):
-        return fit_array(source, options)
+        channels, size = options.channels or source.shape[2], options.image_size or source.shape[0]
+        if source.shape == (size, size, channels):
+            return source
+        decoded = Image.fromarray(source[:, :, 0] if source.shape[2] == 1 else source)
+        fitted = fit(decoded.convert("L" if channels == 1 else "RGB"), options.image_size)
+        return np.asarray(fitted).reshape(fitted.height, fitted.width, channels)
     if isinstance(source, Path):
         source = _file_bytes(source, name)
     if not source:
         raise BadExampleError(name, "is empty (0 bytes)")
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     try:
         with Image.open(io.BytesIO(source), formats=FORMATS) as image:
             _check(image, name)
@@ -82,19 +87,6 @@ def fit(image: Image.Image, size: int | None) -> Image.Image:
     left, top = (image.width - side) / 2, (image.height - side) / 2
     box = (left, top, left + side, top + side)
     return image.resize((size, size), Image.Resampling.LANCZOS, box=box)
-
-
-def fit_array(image: Pixels, options: Options) -> Pixels:
-    """Apply `fit` to a decoded image, (h, w, c) → (size, size, channels)."""
-    from PIL import Image
-
-    channels = options.channels or image.shape[2]
-    size = options.image_size or image.shape[0]
-    if image.shape == (size, size, channels):
-        return image
-    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-    picture = fit(picture.convert("L" if channels == 1 else "RGB"), options.image_size)
-    return np.asarray(picture).reshape(picture.height, picture.width, channels)
 
 
 def save_grid(images: npt.NDArray[np.uint8], path: Path | str, columns: int | None = None) -> None:

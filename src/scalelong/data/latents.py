@@ -146,7 +146,7 @@ def _write(folder: Path, data: ImageData, model: Any, mirror: bool, batch_size: 
     side = data.image_size // 2 ** (len(model.config.block_out_channels) - 1)
     channels = model.config.latent_channels
     for name in ("moments", "mirrored") if mirror else ("moments",):
-        with NpyWriter(folder / f"{name}.npy", np.float32, (2 * channels, side, side)) as file:
+        with NpyWriter(folder / f"{name}.npy", np.float32) as file:
             for start in track(range(0, len(data), batch_size), f"encoding {data.name} ({name})"):
                 rows = torch.arange(start, min(start + batch_size, len(data)))
                 flip = torch.ones(len(rows), dtype=torch.bool) if name == "mirrored" else None

@@ -42,24 +42,24 @@ def open_arrays(path: Path, stack: ExitStack) -> dict[str, Array]:
     return arrays
 
 
-def read_numpy(path: Path, split: str, options: Options, *, source: str, stack: ExitStack) -> Reading:
+def read_numpy(path: Path, split: str, options: Options, stack: ExitStack) -> Reading:
     """Read one split of a NumPy file."""
     arrays = open_arrays(path, stack)
-    splits = {name: keys for name, aliases in SPLITS.items() if (keys := _keys(arrays, aliases)) is not None}
-    if not splits:
-        key = next((key for key in IMAGES if key in arrays), None)
-        if key is None:
-            found = ", ".join(arrays) or "no arrays"
-            raise DataError(f"{path}: expected an array of images named {', '.join(IMAGES)}, got {found}")
-        splits = {"train": (key, next((label for label in LABELS if label in arrays), None))}
+    named = {name: key for name, aliases in SPLITS.items() if (key := _find(arrays, IMAGES, aliases)) is not None}
+    splits = named or {"train": _find(arrays, IMAGES)}
     part = choose_split(split, splits, options.holdout, str(path))
-    image_key, label_key = splits[part.split]
-    images = arrays[image_key]
-    _check_images(path, image_key, images)
-    labels = None if label_key is None else _labels(path, label_key, arrays[label_key], len(images))
-    class_names = None if labels is None else _class_names(path, arrays, labels)
-    caption_key = next((key for key in CAPTIONS if key in arrays and len(splits) == 1), None)
-    captions = None if caption_key is None else _captions(path, caption_key, arrays[caption_key], len(images))
+    key, aliases = splits[part.split], SPLITS[part.split] if named else ()
+    if key is None:
+        found = ", ".join(arrays) or "no arrays"
+        raise DataError(f"{path}: expected an array of images named {', '.join(IMAGES)}, got {found}")
+    images = arrays[key]
+    _check_images(path, key, images)
+    labels = class_names = captions = None
+    if (key := _find(arrays, LABELS, aliases)) is not None:
+        labels = _labels(path, key, arrays[key], len(images))
+        class_names = _class_names(path, arrays, labels)
+    if (key := _find(arrays, CAPTIONS)) is not None and len(splits) == 1:
+        captions = _captions(path, key, arrays[key], len(images))
     rows = [row for row in range(len(images)) if part.includes(f"row {row}", options.holdout)]
 
     def examples() -> Iterator[Example]:
@@ -68,7 +68,7 @@ def read_numpy(path: Path, split: str, options: Options, *, source: str, stack: 
             texts = () if captions is None else tuple(str(text) for text in np.atleast_1d(captions[row]))
             yield Example(f"{path.name} row {row}", _channels_last(images[row]), label, texts)
 
-    return Reading(examples(), source, len(rows), class_names, captions is not None)
+    return Reading(examples(), len(rows), class_names, captions is not None)
 
 
 def _channels_last(pixels: Array) -> Pixels:
@@ -77,15 +77,10 @@ def _channels_last(pixels: Array) -> Pixels:
     return pixels if pixels.shape[2] in (1, 3) else pixels.transpose(1, 2, 0)
 
 
-def _keys(arrays: dict[str, Array], aliases: tuple[str, ...]) -> tuple[str, str | None] | None:
-    """Return the names of a split's images and labels, as in `x_train` and `train_labels`."""
-
-    def find(stems: tuple[str, ...]) -> str | None:
-        forms = (form for stem in stems for alias in aliases for form in (f"{stem}_{alias}", f"{alias}_{stem}"))
-        return next((form for form in forms if form in arrays), None)
-
-    images = find(IMAGES)
-    return None if images is None else (images, find(LABELS))
+def _find(arrays: dict[str, Array], stems: tuple[str, ...], aliases: tuple[str, ...] = ()) -> str | None:
+    """Return the first name in `arrays`: a stem, or a stem with a split's alias as in `x_train` or `train_labels`."""
+    forms = (form for stem in stems for alias in aliases for form in (f"{stem}_{alias}", f"{alias}_{stem}"))
+    return next((form for form in (forms if aliases else stems) if form in arrays), None)
 
 
 def _check_images(path: Path, key: str, array: Array) -> None:

