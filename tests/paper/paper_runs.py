@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scalelong.experiments.plan import plan
 from scalelong.experiments.worker import run_job
-from scalelong.paper.regime import CS, LS, NONE, REVERSE, UNIFORM
+from scalelong.paper.studies import CS, LS, NONE, REVERSE, UNIFORM
 from scalelong.paper.study import Study
 
 TINY = Study(
@@ -28,6 +28,6 @@ TINY = Study(
 
 def train_tiny(study: Study, out: Path) -> None:
     """In this process: a comparison's workers would each start an interpreter."""
-    for job in plan(study.variants(), study.seeds, study.folder(out), study.spec()):
+    for job in plan(study.variants(), study.seeds, study.folder(out), study.distance_spec()):
         spec = None if job.distance is None else job.distance.to_dict()
         assert run_job({"config": job.config.to_dict(), "folder": str(job.folder), "distance": spec}) == 0

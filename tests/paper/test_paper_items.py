@@ -10,15 +10,14 @@ import pytest
 import torch
 from paper_runs import TINY, train_tiny
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import RunError, ScaleLongError, UnknownNameError
 from scalelong.paper import inputs, quality
-from scalelong.paper.learned import decay, learned_kappas, share_inside
-from scalelong.paper.norms import norms_in_training
-from scalelong.paper.quality_figures import against
-from scalelong.paper.registry import ITEMS
+from scalelong.paper.items import ITEMS
+from scalelong.paper.judge import OPEN, VERDICTS
+from scalelong.paper.networks import decay, learned_kappas, norms_in_training, share_inside
+from scalelong.paper.quality import relative_change
 from scalelong.paper.run import Options, read_result, result_name, run_item, to_json
-from scalelong.paper.trained import read_trained
-from scalelong.paper.verdict import OPEN, VERDICTS
+from scalelong.paper.study import read_trained
 
 CAMPAIGN_FED = (
     "figure-1",
@@ -43,7 +42,7 @@ def runs(tmp_path_factory):
 def small(name):
     """The item with its own arms, of the tiny study."""
     item = ITEMS[name]
-    return replace(item, cpu=(TINY.with_arms(*(arm.scaling for arm in item.cpu[0].arms)),))
+    return replace(item, cpu=(replace(TINY, scalings=item.cpu[0].scalings),))
 
 
 def ran(name, runs, tmp_path, **changes):
@@ -51,8 +50,8 @@ def ran(name, runs, tmp_path, **changes):
 
 
 @pytest.mark.parametrize("name", CAMPAIGN_FED)
-def test_an_item_reads_judges_draws_and_writes(name, runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "DATA", ("digits",))
+def test_every_item_reads_judges_draws_and_writes(name, runs, tmp_path, monkeypatch):
+    monkeypatch.setitem(inputs.DATA, "cpu", ("digits",))
     monkeypatch.setattr(inputs, "SAMPLES", 200)
     result = ran(name, runs, tmp_path)
     assert result["complete"]
@@ -72,7 +71,7 @@ def lines(runs, name, key):
     return {row["step"]: row[key] for row in map(json.loads, text.splitlines()) if key in row}
 
 
-def test_ratios_and_curves_are_those_of_the_logs(runs, tmp_path):
+def test_ratios_and_curves_equal_those_of_the_logs(runs, tmp_path):
     result = ran("figure-5", runs, tmp_path)
     key = read_trained(small("figure-5").cpu[0], runs).loss
     logs = [math.log(lines(runs, f"cs-0.7-seed{s}", key)[12] / lines(runs, f"none-seed{s}", key)[12]) for s in (0, 1)]
@@ -95,7 +94,7 @@ def test_the_right_panel_is_the_geometric_mean_of_the_ratios():
             ("cs", 1, [8.0, 4.0]),
         )
     ]
-    steps, changes = against(rows, "cs", "none")
+    steps, changes = relative_change(rows, "cs", "none")
     assert steps == [1, 2]
     assert changes == pytest.approx([0.0, 100.0])
 
@@ -128,7 +127,7 @@ def test_the_decay_of_cs_is_the_logarithm_of_its_kappa():
     assert share_inside([1.0, 0.99, 0.8, 0.01]) == pytest.approx(1 / 3)
 
 
-def test_norms_start_with_the_untrained_network_and_go_on_with_every_checkpoint(runs):
+def test_norms_are_measured_at_initialization_and_at_every_checkpoint(runs):
     from scalelong.robustness.block_norms import block_norms
     from scalelong.runs.run import Run, build_network
     from scalelong.training.examples import Examples
@@ -145,7 +144,7 @@ def test_norms_start_with_the_untrained_network_and_go_on_with_every_checkpoint(
     assert found[12] != found[0]
 
 
-def test_extra_noise_is_the_same_for_every_network_and_every_time(runs):
+def test_extra_noise_does_not_depend_on_the_global_seed(runs):
     one = inputs.sensitivity(runs / "tiny" / "none-seed0")
     torch.manual_seed(123)  # the δ are their own
     again = inputs.sensitivity(runs / "tiny" / "none-seed0")
@@ -161,18 +160,18 @@ def test_one_seed_gives_no_verdict(runs, tmp_path):
     assert not (tmp_path / "table-4.json").exists()
 
 
-def test_what_is_missing_is_named_and_the_rest_is_judged(runs, tmp_path):
+def test_missing_runs_are_named_and_the_rest_is_judged(runs, tmp_path):
     result = ran("table-4", runs, tmp_path, seeds=(0, 1, 2))
     assert not result["complete"]
     assert result["missing"] == ["tiny/cs-reverse-0.7-seed2", "tiny/cs-0.7-seed2"]
     assert result["claims"][0]["measured"]["n"] == 2
 
 
-def test_distances_of_samples_that_are_no_images_are_shown_and_not_judged(runs, tmp_path, monkeypatch):
+def test_distances_of_samples_that_are_not_images_are_shown_and_not_judged(runs, tmp_path, monkeypatch):
     result = ran("table-4", runs, tmp_path)  # twelve steps: noise
     distance = next(c for c in result["claims"] if "not FID" in c["claim"])
     assert distance["verdict"] == OPEN
-    assert any("no images yet" in note for note in result["notes"])
+    assert any("not images yet" in note for note in result["notes"])
     assert any("not FID" in column for table in result["tables"] for column in table["columns"])
     monkeypatch.setattr(quality, "mean_image_distance", lambda trained: math.inf)
     judged = next(c for c in ran("table-4", runs, tmp_path)["claims"] if "not FID" in c["claim"])
@@ -189,12 +188,12 @@ def test_the_distance_of_the_mean_image_is_the_datas_variance(runs):
     assert quality.mean_image_distance(trained) == pytest.approx(float(pixels.var(0).sum()), rel=1e-5)
 
 
-def test_an_item_without_runs_says_how_to_get_them(tmp_path):
-    with pytest.raises(ScaleLongError, match=r"none of its 4 runs.*scalelong paper table-4"):
+def test_an_item_without_runs_says_how_to_train_them(tmp_path):
+    with pytest.raises(RunError, match=r"4 runs.*scalelong paper table-4"):
         ran("table-4", tmp_path / "nothing", tmp_path)
 
 
-def test_runs_of_other_settings_are_refused(runs, tmp_path):
+def test_runs_with_other_settings_are_rejected(runs, tmp_path):
     item = small("table-4")
     other = replace(item, cpu=(replace(item.cpu[0], settings=(*item.cpu[0].settings, "train.lr=0.5")),))
     with pytest.raises(ScaleLongError, match=r"train\.lr"):
@@ -220,12 +219,12 @@ def test_a_lost_run_alone_is_trained_again_and_the_result_is_the_same(runs, tmp_
     assert (copy / "tiny" / "cs-0.7-seed0" / "metrics.jsonl").stat().st_mtime_ns == kept
 
 
-def test_names_of_results_keep_other_sizes_apart():
+def test_results_of_other_sizes_and_steps_have_other_names():
     item = ITEMS["figure-1"]
     assert result_name(item, Options()) == "figure-1"
     assert result_name(item, Options(size="paper")) == "figure-1-paper"
     assert result_name(item, Options(steps=9)) == "figure-1-9-steps"
-    with pytest.raises(ScaleLongError, match="did you mean 'paper'"):
+    with pytest.raises(UnknownNameError, match="papr.*paper"):
         Options(size="papr")
 
 
@@ -234,6 +233,6 @@ def test_json_files_are_whole_and_readable(tmp_path):
     text = to_json(result)
     assert json.loads(text) == result
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ScaleLongError, match="format 1"):
+    with pytest.raises(RunError, match="format 1"):
         read_result(tmp_path / "bad.json")
     assert read_result(tmp_path / "none.json") is None

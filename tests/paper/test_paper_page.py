@@ -1,4 +1,4 @@
-"""docs/paper.md says what the JSON files say, and no more."""
+"""docs/paper.md shows what the JSON files contain, and no more."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from paper_runs import TINY
 
 from scalelong.experiments.statistics import Estimate
 from scalelong.files import write_text
-from scalelong.paper.page import HEAD, measured, page
-from scalelong.paper.registry import ITEMS
+from scalelong.paper.items import ITEMS
+from scalelong.paper.judge import AGREES, UNSEEN, VERDICTS, Claim, below
+from scalelong.paper.page import INTRODUCTION, measured, page
 from scalelong.paper.run import FORMAT, to_json
-from scalelong.paper.verdict import AGREES, UNSEEN, VERDICTS, Claim, below
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,14 +32,14 @@ def made(**changes):
     }  # fmt: skip
 
 
-def test_an_item_that_has_not_been_run_is_said_not_to_have_been(tmp_path):
+def test_an_item_without_a_result_is_marked_as_not_run(tmp_path):
     text = page(tmp_path, tmp_path / "paper.md")
     assert text.count("**not run**") == len(ITEMS)
     for name in ITEMS:
         assert f"`scalelong paper {name}` runs it" in text
 
 
-def test_claims_intervals_and_verdicts_stand_on_the_page(tmp_path):
+def test_the_page_shows_claims_intervals_and_verdicts(tmp_path):
     write_text(tmp_path / "table-4.json", to_json(made()))
     text = page(tmp_path, tmp_path / "paper.md")
     assert f"| CS lowers a\\|b | FID 2.98 / 3.11 | below 1 | 0.6123 [0.5, 0.7] | **{AGREES}** |" in text
@@ -53,33 +53,33 @@ def test_claims_intervals_and_verdicts_stand_on_the_page(tmp_path):
 def test_an_incomplete_item_names_what_is_missing(tmp_path):
     write_text(tmp_path / "table-4.json", to_json(made(complete=False, missing=["campaign/cs-0.7-seed2"])))
     text = page(tmp_path, tmp_path / "paper.md")
-    assert "4 of 5 runs are there; missing: campaign/cs-0.7-seed2" in text
+    assert "4 of 5 runs are finished; missing: campaign/cs-0.7-seed2" in text
     assert "The direction of scaling (**incomplete**)" in text
 
 
-def test_the_rule_and_the_regime_stand_before_the_results(tmp_path):
+def test_the_regime_and_the_rule_precede_the_results(tmp_path):
     text = page(tmp_path, tmp_path / "paper.md")
-    assert text.startswith(HEAD.strip())
-    assert text.index("## The regime") < text.index("## The rule") < text.index("## What came out")
+    assert text.startswith(INTRODUCTION.read_text(encoding="utf-8").strip())
+    assert text.index("## The regime") < text.index("## The rule") < text.index("## Results")
     assert "the whole interval lies inside the region" in text
     assert text.count("```") % 2 == 0
 
 
-def test_what_has_no_interval_is_shown_without_one():
+def test_a_measurement_without_interval_is_shown_without_one():
     assert measured(Claim("c", "q", below(1.0), None).to_dict()) == "–"
     assert measured(Claim("c", "q", below(1.0), Estimate(0.25, None, None, 1)).to_dict()) == "0.25"
 
 
-def test_the_page_in_the_documentation_is_the_one_that_the_results_give(monkeypatch):
+def test_the_documentation_is_generated_from_the_results(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert (ROOT / "docs" / "paper.md").read_text(encoding="utf-8") == page()
 
 
-def test_every_picture_on_the_page_is_there():
+def test_every_image_on_the_page_exists():
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
         assert (ROOT / "docs" / target).is_file(), target
 
 
-def test_the_tiny_study_is_no_part_of_the_registry():
+def test_the_tiny_study_is_not_part_of_the_items():
     assert all(TINY not in item.cpu for item in ITEMS.values())

@@ -10,7 +10,7 @@ import typer
 from scalelong.cli._shared import Jobs, Json, Quiet, console, echo_json, print_lines, print_table
 
 if TYPE_CHECKING:
-    from scalelong.paper.item import Item
+    from scalelong.paper.items import Item
     from scalelong.paper.run import Options
 
 WORDS = ("list", "all", "page")
@@ -50,7 +50,7 @@ def paper(
     """
     from scalelong.errors import unknown
     from scalelong.experiments.plan import parse_seeds
-    from scalelong.paper.registry import ITEMS, find_item
+    from scalelong.paper.items import ITEMS, find_item
     from scalelong.paper.run import Options
 
     chosen = None if seeds is None else parse_seeds(seeds)
@@ -108,7 +108,7 @@ def _run(item: Item, options: Options, dry_run: bool, json: bool) -> None:
 
 
 def _dry_run(item: Item, options: Options, json: bool) -> None:
-    from scalelong.paper.cost import describe_cost
+    from scalelong.paper.run import describe_cost
 
     seeds = options.seeds
     commands = [
@@ -127,9 +127,8 @@ def _dry_run(item: Item, options: Options, json: bool) -> None:
 
 
 def _list(options: Options, json: bool) -> None:
-    from scalelong.paper.cost import minutes_on_two_cores
-    from scalelong.paper.registry import ITEMS
-    from scalelong.paper.run import read_result
+    from scalelong.paper.items import ITEMS
+    from scalelong.paper.run import minutes_on_two_cores, read_result
 
     rows = [
         {

@@ -1,1 +1,1 @@
-"""The paper's tables and figures as small experiments: a size that a CPU trains, and the paper's own for GPUs."""
+"""The paper's tables and figures as experiments: small enough for a CPU, and at the paper's size for GPUs."""

@@ -1,16 +1,11 @@
-"""What all figures share: colours that people with any colour vision tell apart (Okabe and Ito's), and writing PNG."""
+"""What the figures share: colors that remain distinct under color blindness (Okabe and Ito), and a log axis."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from scalelong.report import figures
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from scalelong.paper.item import Item
 
 _KINDS = {
     "none": "#000000",
@@ -22,28 +17,20 @@ _KINDS = {
     "rezero": "#56B4E9",
 }
 EXTRA = ("#CC79A7", "#56B4E9", "#009E73", "#D55E00", "#999999", "#0072B2")
+GRAY = "#999999"
 
 
-def colour(variant: str) -> str:
-    """One colour a kind of scaling, the same in every figure."""
-    if variant in _KINDS:
-        return _KINDS[variant]
-    kind = next((name for name in _KINDS if variant.startswith(f"{name}-")), None)
+def color(variant: str) -> str:
+    """Return the color of a kind of scaling, the same in every figure."""
+    kind = next((name for name in _KINDS if variant == name or variant.startswith(f"{name}-")), None)
     return EXTRA[0] if kind is None else _KINDS[kind]
 
 
 def log_scale(ax: Axes) -> None:
-    """A logarithmic vertical axis with plain numbers at 1, 2, 3 and 5 of every decade."""
+    """Make the vertical axis logarithmic, with plain numbers at 1, 2, 3 and 5 of every decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_formatter(NullFormatter())
-
-
-def save_figure(item: Item, data: dict[str, Any], path: Path) -> None:
-    """Draw an item's figure from its data and write a PNG, whole or not at all."""
-    figure = figures.new_figure(*item.size)
-    item.draw(data, figure)
-    figures.save_figure(figure, path, dpi=120)

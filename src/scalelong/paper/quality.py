@@ -1,219 +1,193 @@
-"""Figures 5, 6 and 13 and tables 1 to 4: validation losses and distances at the end, and curves on the way."""
+"""Figures 5, 6, 13 and tables 1 to 4: validation losses and distances at the end of training, and their curves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from scalelong.experiments.measures import CURVES as TITLES
-from scalelong.experiments.statistics import mean_interval
-from scalelong.paper.claims import cell, label, means_table, ratio_claims, where
-from scalelong.paper.item import Outcome, Table
-from scalelong.paper.printed import FID, PRINTED, TABLE_2, TABLE_3, TABLE_4
-from scalelong.paper.trained import Trained
-from scalelong.paper.verdict import Claim, Region, above
+from scalelong.paper.drawing import GRAY, color, log_scale
+from scalelong.paper.judge import (
+    Claim,
+    Outcome,
+    Region,
+    Table,
+    above,
+    cell,
+    label,
+    mean,
+    means_table,
+    ratio_claims,
+    where,
+)
+from scalelong.paper.study import Trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OURS = (("cs", "none"), ("ls", "none"), ("cs", "uniform"), ("ls", "uniform"))
-LIKE = Region(0.95, 1.05)  # "robust": within 5 %, more than the paper's own 3.10/3.01
+SIMILAR = Region(0.95, 1.05)  # "robust": within 5 %, more than the paper's own 3.10/3.01
+
+# FIDs as the paper prints them, by preset and variant.
+CIFAR = "cifar10-uvit-s"  # its numbers stand next to CPU-size results
+TABLE_1 = {
+    CIFAR: {"none": "3.11", "uniform": "3.11", "cs": "2.98", "ls": "3.01"},
+    "cifar10-unet": {"none": "3.17", "uniform": "3.14", "cs": "3.05", "ls": "3.07"},
+    "celeba64-uvit-s": {"none": "2.87", "uniform": "3.15", "cs": "2.78", "ls": "2.73"},
+    "imagenet64-uvit-m": {"none": "5.85", "uniform": "5.80", "cs": "5.68", "ls": "5.75"},
+    "imagenet64-uvit-l": {"none": "4.26", "uniform": "4.20", "cs": "3.83", "ls": "4.08"},
+    "imagenet64-unet": {"none": "3.77", "uniform": "3.66", "cs": "3.48", "ls": "3.39"},
+    "coco-uvit-s": {"none": "5.95", "uniform": "5.88", "cs": "5.77", "ls": "5.60"},
+    "coco-unet": {"none": "7.32", "uniform": "7.19", "cs": "7.04", "ls": "6.89"},
+}
+TABLE_2 = {CIFAR: {
+    "ls-reduction-4": "3.06", "ls-reduction-8": "3.10", "ls": "3.01", "ls-activation-elu": "3.08",
+    "ls-activation-mish": "3.08", "ls-calibration-scalar": "3.46", "ls-calibration-ie": "3.09",
+}}  # fmt: skip
+TABLE_3 = {CIFAR: {
+    "stable-0.1": "3.77", "stable-0.3": "3.75", "rezero": "3.46", "cs": "2.98", "ls": "3.01", "none": "3.11",
+}}  # fmt: skip
+TABLE_4 = Table(
+    "The paper's FID-10k on CIFAR-10, batch 64",
+    ("training step", "5k", "10k", "15k", "20k", "25k", "30k", "35k", "40k", "45k"),
+    (
+        ("κ_i = κ^(N−i+1)", "67.26", "33.93", "22.78", "16.91", "15.01", "14.01", "12.96", "12.34", "12.26"),
+        ("κ_i = κ^(i−1)", "85.19", "23.74", "15.36", "11.38", "10.02", "8.61", "7.92", "7.27", "6.65"),
+    ),
+)
 
 
-def distance_name(trained: Trained) -> str:
-    """What the distance at the end is, in full: FID, or that it is not."""
-    names = {run.names["frechet"] for run in trained.runs if "frechet" in run.names}
-    return next(iter(names)) if len(names) == 1 else "Fréchet distance"
+@dataclass(frozen=True)
+class Pairs:
+    """Claims on (variant, baseline) pairs: the ratio of a measure at the end lies in the region."""
+
+    pairs: tuple[tuple[str, str], ...]
+    verb: str = "lowers"
+    region: Region | None = None
+
+
+@dataclass(frozen=True)
+class Ends:
+    """An analysis that compares variants at the end of training, by validation loss and by distance if measured."""
+
+    claims: tuple[Pairs, ...]
+    baseline: str = "none"
+    printed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # the paper's FIDs
+    notes: Mapping[str, str] = field(default_factory=dict)  # by size
+
+    def __call__(self, studies: Sequence[Trained], size: str) -> Outcome:
+        outcome = Outcome()
+        for trained in studies:
+            printed = self.printed.get(trained.study.preset, self.printed.get(CIFAR, {}))
+            for one in self.claims:
+                paper = {(a, b): f"FID {printed[a]} / {printed[b]}" for a, b in one.pairs} if printed else {}
+                outcome.claims += end_claims(trained, one, paper)
+            outcome.tables.append(means_table(trained, ends(trained), self.baseline, printed))
+            outcome.panels.append(_end_values(trained))
+            outcome.notes += invalid_distance(trained)
+        if size in self.notes:
+            outcome.notes.append(self.notes[size])
+        return outcome
 
 
 def ends(trained: Trained) -> list[tuple[str, str]]:
-    """The measures that a run's end is judged by: the validation loss, and the distance where there is one."""
-    loss = trained.loss
-    found = [(loss, TITLES[loss])]
+    """Return the measures at a run's end, (key, title): the validation loss, and the distance if there is one."""
+    measures = [(trained.loss, TITLES[trained.loss])]
     if any("frechet" in run.values for run in trained.runs):
-        found.append(("frechet", distance_name(trained)))
-    return found
+        names = {run.names["frechet"] for run in trained.runs if "frechet" in run.names}
+        measures.append(("frechet", names.pop() if len(names) == 1 else "Fréchet distance"))
+    return measures
+
+
+def end_claims(trained: Trained, claims: Pairs, paper: dict[tuple[str, str], str]) -> list[Claim]:
+    """Claim the pairs for every measure at the end. Distances of samples that are not images get no verdict."""
+    return [
+        claim
+        for key, title in ends(trained)
+        for claim in ratio_claims(
+            trained, key, title, claims.pairs, region=claims.region, verb=claims.verb, paper=paper,
+            valid=key != "frechet" or not invalid_distance(trained),
+        )
+    ]  # fmt: skip
+
+
+def invalid_distance(trained: Trained) -> list[str]:
+    """Return why distances are not judged, if so: the samples of some variant are not images yet."""
+    means = [estimate.mean for v in trained.variants if (estimate := trained.mean(v, "frechet")) is not None]
+    if not means or max(means) < (edge := mean_image_distance(trained)):
+        return []
+    return [
+        f"{trained.title}: distances of up to {max(means):.3g} exceed {edge:.3g}, the distance of samples that all "
+        "equal the mean of the data: the samples are not images yet, and their distances are not judged."
+    ]
 
 
 def mean_image_distance(trained: Trained) -> float:
-    """tr Σ of the data's features: the Fréchet distance of samples that all are the data's mean."""
+    """Return tr Σ of the data's features: the Fréchet distance of samples that all equal the mean of the data."""
     from scalelong.experiments.distance import build
     from scalelong.runs.evaluate import training_reference
 
-    spec = trained.study.spec()
+    spec = trained.study.distance_spec()
     assert spec is not None
-    config = trained.study.config(trained.study.arms[0])
+    config = trained.study.config(trained.study.scalings[0])
     return float(training_reference(config, build(spec.extractor)).features.moments.covariance.trace())
 
 
-def invalid_distance(trained: Trained) -> str | None:
-    """Why distances are not judged, or None: some variant's samples are no images yet."""
-    means = [found.mean for v in trained.variants if (found := trained.mean(v, "frechet")) is not None]
-    if not means or max(means) < (edge := mean_image_distance(trained)):
-        return None
-    return (
-        f"{trained.title}: distances of up to {max(means):.3g} are above {edge:.3g}, that of samples which all are the "
-        "data's mean: the samples are no images yet, and their distances are not judged."
+def figure_5(studies: Sequence[Trained], size: str) -> Outcome:
+    """Compare validation curves: the loss at the end, and the steps to reach the unscaled network's final value."""
+    outcome = Outcome()
+    outcome.notes.append(
+        "Sooner: the steps after which no scaling first reached its own final value, divided by the variant's steps "
+        "to that value, seed by seed. A run that never reached it counts with the largest factor it could still "
+        "have, which flatters it."
     )
+    for trained in studies:
+        key = _curve_key(trained)
+        outcome.claims += ratio_claims(trained, trained.loss, TITLES[trained.loss], OURS)
+        for variant in filter(None, map(trained.named, ("cs", "ls"))):
+            speedup, never = trained.speedup(variant, "none", key)
+            text = f"{label(variant)} reaches the final {TITLES[key]} of no scaling sooner"
+            quantity = f"steps of no scaling / steps of {label(variant)}"
+            outcome.claim(trained, text, quantity, above(1.0), speedup, "at least 1.5×")
+            if never:
+                outcome.notes.append(
+                    f"{where(trained)}{label(variant)} never reached it in {never} of {len(trained.seeds)} seeds: the "
+                    "interval is then one of bounds and too narrow."
+                )
+        outcome.tables.append(means_table(trained, ends(trained)[:1], "none"))
+        outcome.panels.append(_curves(trained, key))
+    return outcome
 
 
-def end_claims(
-    trained: Trained,
-    pairs: Sequence[tuple[str, str]],
-    *,
-    region: Region | None = None,
-    verb: str = "lowers",
-    paper: dict[tuple[str, str], str] | None = None,
-) -> list[Claim]:
-    """The pairs by every measure of a run's end; distances of samples that are no images have no verdict."""
-    claims: list[Claim] = []
-    for key, title in ends(trained):
-        valid = key != "frechet" or invalid_distance(trained) is None
-        claims += ratio_claims(trained, key, title, pairs, region=region, verb=verb, paper=paper, valid=valid)
-    return claims
+def table_4(studies: Sequence[Trained], size: str) -> Outcome:
+    """Compare CS with reversed CS at the end and along the curve."""
+    outcome = Outcome()
+    pair = ("cs", "cs-reverse")
+    for trained in studies:
+        outcome.claims += end_claims(trained, Pairs((pair,)), {pair: "FID-10k 6.65 / 12.26 at 45k"})
+        panel = _curves(trained, _curve_key(trained))
+        outcome.panels.append(panel)
+        outcome.tables += [means_table(trained, ends(trained), "cs-reverse"), _curve_table(trained, panel)]
+        outcome.notes += invalid_distance(trained)
+    outcome.tables.append(TABLE_4)
+    return outcome
 
 
-def _warnings(studies: Sequence[Trained]) -> tuple[str, ...]:
-    return tuple(text for trained in studies if (text := invalid_distance(trained)) is not None)
-
-
-def curve_key(trained: Trained) -> str:
-    """FID on the way where it was measured, else the validation loss."""
+def _curve_key(trained: Trained) -> str:
+    """Return FID during training if every run has it, else the validation loss."""
     for key in ("fid", "frechet"):
         if trained.runs and all(key in run.curves for run in trained.runs):
             return key
     return trained.loss
 
 
-def figure_5(studies: Sequence[Trained], size: str) -> Outcome:
-    claims: list[Claim] = []
-    tables, panels, never = [], [], []
-    for trained in studies:
-        key = curve_key(trained)
-        claims += ratio_claims(trained, trained.loss, TITLES[trained.loss], OURS)
-        for kind in ("cs", "ls"):
-            variant = trained.named(kind)
-            if variant is not None:
-                claims.append(
-                    Claim(
-                        f"{where(trained)}{label(variant)} is sooner at the {TITLES[key]} that no scaling ends with",
-                        f"steps of no scaling / steps of {label(variant)}",
-                        above(1.0),
-                        trained.sooner(variant, "none", key),
-                        "at least 1.5×",
-                    )
-                )
-                if late := trained.never(variant, "none", key):
-                    never.append(
-                        f"{where(trained)}{label(variant)} never got there in {len(late)} of {len(trained.seeds)} "
-                        "seeds: the interval is then one of bounds and narrower than the truth."
-                    )
-        tables.append(means_table(trained, ends(trained)[:1], "none"))
-        panels.append(_panel(trained, key))
-    note = (
-        "Sooner: the steps at which no scaling first was at its own final value over the variant's, seed by seed. "
-        "A run that never got there counts with the greatest factor it could still have, which flatters it."
-    )
-    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, (note, *never))
-
-
-def figure_6(studies: Sequence[Trained], size: str) -> Outcome:
-    return _by_setting(studies, OURS, "lowers", None)
-
-
-def figure_13(studies: Sequence[Trained], size: str) -> Outcome:
-    return _by_setting(studies, (("uniform-1.25", "none"), ("uniform-1.5", "none")), "raises", above(1.0))
-
-
-def _by_setting(
-    studies: Sequence[Trained], pairs: Sequence[tuple[str, str]], verb: str, region: Region | None
-) -> Outcome:
-    claims: list[Claim] = []
-    for trained in studies:
-        claims += end_claims(trained, pairs, verb=verb, region=region)
-    tables = tuple(means_table(trained, ends(trained), "none") for trained in studies)
-    return Outcome(tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]}, _warnings(studies))
-
-
-def table_1(studies: Sequence[Trained], size: str) -> Outcome:
-    claims: list[Claim] = []
-    tables = []
-    for trained in studies:
-        printed = PRINTED.get(trained.study.preset, FID)
-        ratios = {(a, b): f"FID {printed[a]} / {printed[b]}" for a, b in OURS}
-        claims += end_claims(trained, OURS, paper=ratios)
-        tables.append(means_table(trained, ends(trained), "none", {k: f"FID {v}" for k, v in printed.items()}))
-    panels = [_bars(trained) for trained in studies]
-    notes = () if size == "paper" else ("The paper's FIDs beside ours are of U-ViT-S/2 on CIFAR-10: another quantity.",)
-    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, (*_warnings(studies), *notes))
-
-
-def table_2(studies: Sequence[Trained], size: str) -> Outcome:
-    claims: list[Claim] = []
-    same = [(name, "ls") for name in TABLE_2 if "reduction" in name or "activation" in name]
-    better = [(name, "ls-calibration-scalar") for name in ("ls", "ls-calibration-ie")]
-    printed = {(a, b): f"FID {TABLE_2[a]} / {TABLE_2[b]}" for a, b in (*same, *better)}
-    for trained in studies:
-        claims += end_claims(trained, same, verb="hardly moves", region=LIKE, paper=printed)
-        claims += end_claims(trained, better, paper=printed)
-    tables = tuple(
-        means_table(trained, ends(trained), "ls", {k: f"FID {v}" for k, v in TABLE_2.items()}) for trained in studies
-    )
-    note = "Robust: within 5 %. There, the third verdict means that the interval is wider than that."
-    return Outcome(
-        tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]}, (note, *_warnings(studies))
-    )
-
-
-def table_3(studies: Sequence[Trained], size: str) -> Outcome:
-    claims: list[Claim] = []
-    pairs = [(ours, other) for ours in ("cs", "ls") for other in ("stable-0.1", "stable-0.3", "rezero")]
-    printed = {(a, b): f"FID {TABLE_3[a]} / {TABLE_3[b]}" for a, b in pairs}
-    for trained in studies:
-        claims += end_claims(trained, pairs, paper=printed)
-    tables = tuple(
-        means_table(trained, ends(trained), "none", {k: f"FID {v}" for k, v in TABLE_3.items()}) for trained in studies
-    )
-    return Outcome(tuple(claims), tables, {"panels": [_bars(trained) for trained in studies]}, _warnings(studies))
-
-
-def table_4(studies: Sequence[Trained], size: str) -> Outcome:
-    claims: list[Claim] = []
-    tables, panels = [], []
-    for trained in studies:
-        claims += end_claims(
-            trained, [("cs", "cs-reverse")], paper={("cs", "cs-reverse"): "FID-10k 6.65 / 12.26 at 45k"}
-        )
-        tables.append(means_table(trained, ends(trained), "cs-reverse"))
-        panel = _panel(trained, curve_key(trained))
-        panels.append(panel)
-        tables.append(_on_the_way(trained, panel))
-    steps, reverse, ours = TABLE_4
-    tables.append(
-        Table(
-            "The paper's FID-10k on CIFAR-10, batch 64",
-            ("training step", *steps),
-            (("κ_i = κ^(N−i+1)", *reverse), ("κ_i = κ^(i−1)", *ours)),
-        )
-    )
-    return Outcome(tuple(claims), tuple(tables), {"panels": panels}, _warnings(studies))
-
-
-def _on_the_way(trained: Trained, panel: dict[str, Any]) -> Table:
-    """Means over seeds at every second point of the curve, at most nine."""
-    steps = sorted({step for line in panel["lines"] for step in line["steps"]})
-    shown = steps[1 :: max(1, len(steps) // 9)] if len(steps) > 9 else steps
-    rows = []
-    for variant in trained.variants:
-        lines = [dict(zip(x["steps"], x["values"], strict=True)) for x in panel["lines"] if x["variant"] == variant]
-        found = [[line[s] for line in lines if line.get(s) is not None] for s in shown]
-        rows.append((label(variant), *(cell(mean_interval(v)) if v else "–" for v in found)))
-    return Table(f"{panel['title']} on the way", ("training step", *(f"{s:,}" for s in shown)), tuple(rows))
-
-
-def _panel(trained: Trained, key: str) -> dict[str, Any]:
-    """Curves of every variant and seed."""
+def _curves(trained: Trained, key: str) -> dict[str, Any]:
+    """Collect the curves of every variant and seed."""
     lines = []
     for run in trained.runs:
-        curve = run.curves.get(key)
-        if curve is not None:
+        if (curve := run.curves.get(key)) is not None:
             curve = curve.finite()
             values = [round(float(v), 5) for v in curve.values]
             steps = curve.steps.astype(int).tolist()
@@ -221,10 +195,79 @@ def _panel(trained: Trained, key: str) -> dict[str, Any]:
     return {"label": trained.title, "title": TITLES[key], "lines": lines}
 
 
-def _bars(trained: Trained) -> dict[str, Any]:
-    """Ends of every run, measure by measure."""
+def _curve_table(trained: Trained, panel: dict[str, Any]) -> Table:
+    """Tabulate means over seeds at no more than about nine points of the curve."""
+    steps = sorted({step for line in panel["lines"] for step in line["steps"]})
+    shown = steps[1 :: max(1, len(steps) // 9)] if len(steps) > 9 else steps
+    rows = []
+    for variant in trained.variants:
+        lines = [dict(zip(x["steps"], x["values"], strict=True)) for x in panel["lines"] if x["variant"] == variant]
+        values = [[line[step] for line in lines if line.get(step) is not None] for step in shown]
+        rows.append((label(variant), *(cell(mean(v)) for v in values)))
+    return Table(f"{panel['title']} during training", ("training step", *(f"{step:,}" for step in shown)), rows)
+
+
+def _end_values(trained: Trained) -> dict[str, Any]:
+    """Collect the measures at the end of every run."""
     measures = []
     for key, title in ends(trained):
         values = {v: {str(s): round(x, 6) for s, x in trained.values(v, key).items()} for v in trained.variants}
         measures.append({"title": title, "values": values})
     return {"label": trained.title, "measures": measures}
+
+
+def draw_curves(data: dict[str, Any], figure: Figure) -> None:
+    """Draw every curve on the left and, on the right, its difference from the first variant of the same seed."""
+    panels = data["panels"]
+    for (left, right), panel in zip(figure.subplots(len(panels), 2, squeeze=False), panels, strict=True):
+        variants = list(dict.fromkeys(line["variant"] for line in panel["lines"]))
+        for variant in variants:
+            for k, line in enumerate(x for x in panel["lines"] if x["variant"] == variant):
+                name = label(variant) if k == 0 else None
+                left.plot(line["steps"], line["values"], lw=1, color=color(variant), label=name)
+        left.set(title=panel["label"], xlabel="step", ylabel=panel["title"])
+        log_scale(left)
+        for variant in variants[1:]:
+            steps, changes = relative_change(panel["lines"], variant, variants[0])
+            right.plot(steps, changes, "o-", ms=3, color=color(variant), label=label(variant))
+        if variants:
+            right.axhline(0, color=color(variants[0]), lw=1)
+            right.set(title=f"against {label(variants[0])}, mean over seeds", xlabel="step", ylabel="difference, %")
+            left.legend(fontsize=8)
+            right.legend(fontsize=8)
+
+
+def relative_change(lines: list[dict[str, Any]], variant: str, baseline: str) -> tuple[list[int], list[float]]:
+    """Return steps and the geometric mean over seeds of variant/baseline there, as a change in percent."""
+    points: dict[str, dict[tuple[int, int], float]] = {variant: {}, baseline: {}}
+    for line in lines:
+        if line["variant"] in points:
+            for step, value in zip(line["steps"], line["values"], strict=True):
+                points[line["variant"]][step, line["seed"]] = value
+    logs: dict[int, list[float]] = {}
+    for (step, seed), value in points[variant].items():
+        if (other := points[baseline].get((step, seed))) is not None and value > 0 and other > 0:
+            logs.setdefault(step, []).append(math.log(value / other))
+    steps = sorted(logs)
+    return steps, [100 * math.expm1(sum(logs[step]) / len(logs[step])) for step in steps]
+
+
+def draw_ends(data: dict[str, Any], figure: Figure) -> None:
+    """Draw one dot per seed and a bar at the mean for every variant; thin lines join the runs of a seed."""
+    panels = data["panels"]
+    columns = max(len(panel["measures"]) for panel in panels)
+    axes = figure.subplots(*((len(panels), columns) if columns > 1 else (1, len(panels))), squeeze=False)
+    for k, panel in enumerate(panels):
+        for j, measure in enumerate(panel["measures"]):
+            ax = axes[k, j] if columns > 1 else axes[0, k]
+            variants = list(measure["values"])
+            for x, variant in enumerate(variants):
+                if values := list(measure["values"][variant].values()):
+                    ax.plot([x] * len(values), values, "o", ms=5, alpha=0.7, color=color(variant))
+                    ax.plot([x - 0.3, x + 0.3], [sum(values) / len(values)] * 2, "-", color=color(variant))
+            for seed in dict.fromkeys(seed for values in measure["values"].values() for seed in values):
+                line = [measure["values"][variant].get(seed, math.nan) for variant in variants]
+                ax.plot(range(len(variants)), line, "-", lw=0.8, color=GRAY, zorder=0)
+            names = [label(variant) for variant in variants]
+            ax.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=8)
+            ax.set(title=panel["label"], ylabel=measure["title"].split(",")[0])

@@ -1,99 +1,166 @@
-"""A study: variants of one network on one data set under equal conditions, in one folder that several items share."""
+"""A study: variants of one network on one dataset under equal conditions, and its finished runs."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalelong.errors import ScaleLongError
+from scalelong.experiments.acceleration import acceleration
+from scalelong.experiments.comparison import judged_by
+from scalelong.experiments.measures import RunMeasures, measure_run
+from scalelong.experiments.plan import Variant, checked, plan
+from scalelong.experiments.scheduler import is_finished
+from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio
+from scalelong.runs.logs import EMPTY, Series
+from scalelong.runs.run import Run
+from scalelong.runs.watch_log import WatchLog
 
 if TYPE_CHECKING:
     from scalelong.experiments.distance import DistanceSpec
-    from scalelong.experiments.plan import Variant
     from scalelong.runs.config import Config
+    from scalelong.scaling import Scaling
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One variant by its words: `none`, `cs:0.7`; options of the scaling are settings such as `scaling.tau=0.3`."""
-
-    scaling: str
-    settings: tuple[str, ...] = ()
-
-    @property
-    def kappa(self) -> float | None:
-        number = self.scaling.partition(":")[2]
-        return float(number) if number else None
-
-    @property
-    def kind(self) -> str:
-        return self.scaling.partition(":")[0]
+def arguments(spec: Scaling) -> tuple[str, float | None, list[str]]:
+    """Return the values of --scaling, --kappa and --set that select a spec on the command line."""
+    changed = {f.name: value for f in fields(spec) if (value := getattr(spec, f.name)) != f.default}
+    kappa = changed.pop(spec.kappa_option, None) if spec.kappa_option else None
+    return spec.kind, kappa, [f"scaling.{name}={value}" for name, value in changed.items()]
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is trained: a preset with settings, the arms (the baseline first), steps and the seeds it is meant for."""
+    """What to train: a preset with settings and several scalings, the baseline first, for some steps and seeds.
 
-    name: str  # of the folder
+    Several items share the runs of a study, which are in one folder named after it.
+    """
+
+    name: str
     preset: str
-    arms: tuple[Arm, ...]
+    scalings: tuple[Scaling, ...]
     steps: int
     settings: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
-    distance: tuple[str, int, int | None] | None = None  # extractor, samples, evaluations a sample
-    label: str = ""  # what sets it apart from other studies of an item, in words
-    seconds: float | None = None  # processor seconds a run, where measured on a CPU
+    distance: tuple[str, int, int | None] | None = None  # extractor, samples, network evaluations per sample
+    label: str = ""  # what distinguishes it from the other studies of an item
+    seconds: float | None = None  # CPU seconds per run, if measured
 
-    def config(self, arm: Arm, steps: int | None = None) -> Config:
+    def config(self, spec: Scaling, steps: int | None = None) -> Config:
         from scalelong.training.presets import choose
 
+        kind, kappa, options = arguments(spec)
         return choose(
-            self.preset,
-            scaling=arm.kind,
-            kappa=arm.kappa,
-            steps=self.steps if steps is None else steps,
-            settings=[*self.settings, *arm.settings],
+            self.preset, scaling=kind, kappa=kappa, steps=steps or self.steps, settings=[*self.settings, *options]
         )
 
     def variants(self, steps: int | None = None) -> tuple[Variant, ...]:
-        """A variant for each arm, by the name that its scaling has everywhere: none, uniform, cs-0.7, …"""
-        from scalelong.experiments.plan import Variant, checked
+        """Return one variant per scaling, named by its label: none, uniform, cs-0.7, …"""
+        return checked([Variant(spec.label, self.config(spec, steps)) for spec in self.scalings])
 
-        configs = [self.config(arm, steps) for arm in self.arms]
-        return checked([Variant(config.scaling.label, config) for config in configs])
-
-    def spec(self) -> DistanceSpec | None:
+    def distance_spec(self) -> DistanceSpec | None:
         from scalelong.experiments.distance import DistanceSpec
 
         return None if self.distance is None else DistanceSpec(*self.distance)
 
     def folder(self, out: Path, steps: int | None = None) -> Path:
-        """OUT/NAME; other steps than the study's own have a folder of their own."""
+        """Return OUT/NAME; a changed number of steps gets a folder of its own."""
         return out / (self.name if steps in (None, self.steps) else f"{self.name}-{steps}-steps")
 
     def commands(self, seeds: Sequence[int], out: Path, steps: int | None = None) -> list[str]:
-        """The same runs by `scalelong train`, one command a run, each followed by its FID where the study has one."""
-        steps = self.steps if steps is None else steps
+        """Return the same runs as `scalelong train` commands, each followed by its FID if the study measures it."""
+        steps = steps or self.steps
         lines = []
         for seed in seeds:
-            for arm, variant in zip(self.arms, self.variants(steps), strict=True):
-                words = ["scalelong", "train", self.preset, "--scaling", arm.kind]
-                words += ["--kappa", f"{arm.kappa:g}"] if arm.kappa is not None else []
+            for spec in self.scalings:
+                kind, kappa, options = arguments(spec)
+                words = ["scalelong", "train", self.preset, "--scaling", kind]
+                words += ["--kappa", f"{kappa:g}"] if kappa is not None else []
                 words += ["--steps", str(steps), "--seed", str(seed)]
-                words += [word for setting in (*self.settings, *arm.settings) for word in ("--set", setting)]
-                folder = str(self.folder(out, steps) / f"{variant.name}-seed{seed}")
+                words += [word for setting in (*self.settings, *options) for word in ("--set", setting)]
+                folder = str(self.folder(out, steps) / f"{spec.label}-seed{seed}")
                 lines.append(shlex.join([*words, "--out", folder]))
                 if self.distance is not None and self.distance[0] == "inception":
                     lines.append(shlex.join(["scalelong", "evaluate", folder, "--n", str(self.distance[1])]))
         return lines
 
-    def with_arms(self, *scalings: str) -> Study:
-        """The study with these of its arms only, in this order."""
-        known = {arm.scaling: arm for arm in self.arms if not arm.settings}
-        for scaling in scalings:
-            if scaling not in known:
-                raise ScaleLongError(f"study {self.name!r} has no arm {scaling!r} (it has: {', '.join(known)})")
-        return replace(self, arms=tuple(known[scaling] for scaling in scalings))
+
+@dataclass(frozen=True)
+class Trained:
+    """The finished runs of a study. Variants have the names of their run folders: none, uniform, cs-0.7, …"""
+
+    study: Study
+    steps: int
+    seeds: tuple[int, ...]
+    variants: tuple[str, ...]
+    runs: tuple[RunMeasures, ...]
+    missing: tuple[str, ...]  # names of runs that are absent or unfinished
+
+    @property
+    def title(self) -> str:
+        return self.study.label or self.study.name
+
+    @property
+    def loss(self) -> str:
+        """The validation loss that variants are compared by, as in `scalelong compare`."""
+        return judged_by(self.runs)
+
+    def of(self, variant: str) -> list[RunMeasures]:
+        return [run for run in self.runs if run.variant == variant]
+
+    def named(self, kind: str) -> str | None:
+        """Return the variant of a kind, cs → cs-0.7; the plain one if there are several."""
+        if kind in self.variants:
+            return kind
+        return next((v for v in self.variants if v.startswith(f"{kind}-") and v[len(kind) + 1].isdigit()), None)
+
+    def values(self, variant: str, key: str) -> dict[int, float]:
+        """Return a measure by seed."""
+        return {run.seed: run.values[key] for run in self.of(variant) if key in run.values}
+
+    def curves(self, variant: str, key: str) -> dict[int, Series]:
+        return {run.seed: run.curves.get(key, EMPTY) for run in self.of(variant)}
+
+    def mean(self, variant: str, key: str) -> Estimate | None:
+        values = list(self.values(variant, key).values())
+        return mean_interval(values) if values else None
+
+    def ratio(self, variant: str, baseline: str, key: str) -> Estimate | None:
+        """Return variant/baseline, paired by seed."""
+        return paired_ratio(self.values(variant, key), self.values(baseline, key))
+
+    def speedup(self, variant: str, baseline: str, key: str) -> tuple[Estimate | None, int]:
+        """Return the acceleration factor, and the number of seeds that never reached the baseline's final value.
+
+        Such a run counts with the largest factor it could still have, had it arrived right after its last step.
+        """
+        curves = self.curves(variant, key)
+        result = acceleration(curves, self.curves(baseline, key))
+        if result is None:
+            return None, 0
+        last = {seed: float(curve.steps[-1]) for seed, curve in curves.items() if len(curve)}
+        arrived = {seed: last[seed] if step is None else step for seed, step in result.steps.items()}
+        return paired_ratio(result.baseline, arrived), len(result.steps) - result.reached
+
+    def stability(self, variant: str, seed: int) -> WatchLog | None:
+        """Return the monitor's log of one run."""
+        folder = next((run.folder for run in self.of(variant) if run.seed == seed), None)
+        return None if folder is None else Run(folder).stability
+
+
+def read_trained(study: Study, out: Path, seeds: Sequence[int] | None = None, steps: int | None = None) -> Trained:
+    """Read the finished runs of a study in `out`. A folder with other settings raises."""
+    steps = steps or study.steps
+    seeds = study.seeds if seeds is None else tuple(seeds)
+    jobs = plan(study.variants(steps), seeds, study.folder(out, steps), study.distance_spec())
+    finished = [job for job in jobs if is_finished(job)]
+    return Trained(
+        study=study,
+        steps=steps,
+        seeds=seeds,
+        variants=tuple(dict.fromkeys(job.variant for job in jobs)),
+        runs=tuple(measure_run(job.folder, job.variant, job.seed) for job in finished),
+        missing=tuple(f"{study.name}/{job.name}" for job in jobs if job not in finished),
+    )

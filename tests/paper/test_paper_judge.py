@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelong.experiments.statistics import Estimate
+from scalelong.paper.judge import AGREES, DISAGREES, OPEN, UNSEEN, Claim, Region, above, below, judge
 from scalelong.paper.oscillation import resampled_ratio
-from scalelong.paper.verdict import AGREES, DISAGREES, OPEN, UNSEEN, Claim, Region, above, below, judge
 
 
 def interval(low, high):
