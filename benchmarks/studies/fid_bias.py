@@ -14,10 +14,10 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from scalelong.evaluation import Moments, build_extractor, dataset_reference, frechet_distance
+from scalelong.theory.fits import fit_line
 
 SIZES, FITTED, ASKED = (3000, 4000, 5000, 6000, 8000, 10_000), 5000, 50_000
 
@@ -39,15 +39,15 @@ def main() -> None:
     for n, fid in fids.items():
         print(f"10,000 test images against {n:6,} training images: {fid:.3f}", flush=True)
     fitted = [n for n in SIZES if n >= FITTED]
-    slope, limit = np.polyfit([1 / n for n in fitted], [fids[n] for n in fitted], 1)
-    line = float(limit + slope / ASKED)
+    fit = fit_line([1 / n for n in fitted], [fids[n] for n in fitted])
+    line = fit.intercept + fit.slope / ASKED
     print(f"a line in 1/N through N ≥ {FITTED:,} gives {line:.3f} at {ASKED:,}")
     if options.json:
         record = {
             "command": "python benchmarks/studies/fid_bias.py",
             "fid of 10,000 test images by training images": {str(n): round(fid, 4) for n, fid in fids.items()},
             "fitted from": FITTED,
-            "line": {"limit": round(float(limit), 4), "slope": round(float(slope), 1)},
+            "line": {"limit": round(fit.intercept, 4), "slope": round(fit.slope, 1)},
             "extrapolated": {str(ASKED): round(line, 4)},
         }
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,13 +21,9 @@ class Line:
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
     """Fit a line by least squares. Needs at least two different values of x."""
-    n = len(x)
-    if n != len(y) or n < 2 or max(x) == min(x):
+    if len(x) != len(y) or len(x) < 2 or max(x) == min(x):
         raise invalid("x and y", "of equal length with at least two different x", (list(x), list(y)))
-    mean_x, mean_y = math.fsum(x) / n, math.fsum(y) / n
-    spread = math.fsum((value - mean_x) ** 2 for value in x)
-    slope = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
-    intercept = mean_y - slope * mean_x
+    slope, intercept = statistics.linear_regression(x, y)
     return Line(slope, intercept, r_squared(y, [slope * value + intercept for value in x]))
 
 

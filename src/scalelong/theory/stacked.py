@@ -110,7 +110,7 @@ class StackedUNet(nn.Module):
     @property
     def blocks(self) -> list[Stack]:
         """a_1 … a_N, f_N, b_1 … b_N."""
-        return [*self.encoders, self.middle, *self.decoders]  # type: ignore[list-item]
+        return [*self.encoders, self.middle, *self.decoders]
 
     def features(self, x: Tensor) -> StackedFeatures:
         """Run the network and keep s_1 … s_N and h_0 … h_N."""
