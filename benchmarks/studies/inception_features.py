@@ -27,7 +27,6 @@ from PIL import Image
 from torch import Tensor
 
 from scalelong.data import load
-from scalelong.data.registries import pip_package
 from scalelong.errors import EvaluationWarning
 from scalelong.evaluation import InceptionExtractor, Moments, frechet_distance
 from scalelong.evaluation.card import versions
@@ -64,7 +63,7 @@ class Naive:
     """The published TorchScript network, as it comes."""
 
     def __init__(self) -> None:
-        path = pip_package(*INCEPTION.package) / INCEPTION.member
+        path = INCEPTION.package.folder() / INCEPTION.member
         if sha256(path) not in INCEPTION.files:
             raise SystemExit(f"{path} is not the published file")
         with warnings.catch_warnings():

