@@ -1,4 +1,4 @@
-"""`scalelong compare` as typed: real training, small."""
+"""`scalelong compare` in a process of its own: real training, small."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_it_trains_measures_and_writes_everything(done):
     )
 
 
-def test_the_figures_are_those_of_the_runs(done):
+def test_the_numbers_are_those_of_the_runs(done):
     out, _, _ = done
     result = json.loads((out / "comparison.json").read_text())
     for run in result["runs"]:
@@ -74,7 +74,7 @@ def test_the_same_command_again_trains_nothing(done):
     assert json.loads(ended.stdout) == json.loads((out / "comparison.json").read_text())
 
 
-def test_other_settings_in_the_same_folder_are_refused(done):
+def test_other_settings_in_the_same_folder_are_rejected(done):
     out, words, _ = done
     ended = compare(out, *words, "--set", "train.lr=0.5")
     assert ended.returncode == 1
@@ -84,7 +84,7 @@ def test_other_settings_in_the_same_folder_are_refused(done):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_named_and_the_exit_code_is_one(tmp_path):
+def test_a_failed_run_is_named_and_the_exit_code_is_one(tmp_path):
     (tmp_path / "cs-0.7-seed0").write_text("a file where a folder should be")
     ended = compare(
         tmp_path, "--scalings", "none,cs", "--seeds", "1", "--steps", "2", "--distance", "none", "--jobs", "1"
@@ -113,10 +113,10 @@ def test_stopped_at_any_moment_the_same_command_ends_with_the_same_losses(tmp_pa
         assert process.poll() is None
         time.sleep(0.05)
     os.kill(process.pid, number)
-    _, said = process.communicate(timeout=300)
+    _, printed = process.communicate(timeout=300)
     assert process.returncode == (130 if number == signal.SIGINT else -number)
     if number == signal.SIGINT:
-        assert "the same command" in said
+        assert "the same command" in printed
     again = compare(out, *words, "--jobs", "1")
     assert again.returncode == 0, again.stderr
     for name in ("none-seed0", "ls-seed0"):

@@ -1,4 +1,4 @@
-"""Real processes that end well, fail, are killed or are stopped. Small scripts stand in for training."""
+"""Real processes that succeed, fail, are killed or are stopped. Small scripts take the place of training."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import time
 
 import pytest
 
+from scalelong.errors import InvalidValueError
 from scalelong.experiments import scheduler
 from scalelong.experiments.plan import plan, scaling_variants
-from scalelong.experiments.slots import Slot
+from scalelong.experiments.scheduler import Slot, make_slots
 
 READ = "import json, os, signal, sys, time\njob = json.loads(sys.stdin.buffer.readline())\n"
 
 
-class Quiet:
-    """Notes what the scheduler tells."""
+class Recorder:
+    """A display that records its calls."""
 
     def __init__(self):
         self.events, self.running, self.most = [], 0, 0
@@ -32,7 +33,7 @@ class Quiet:
         self.events.append(("ended", ending.job.name))
         self.running -= 1
 
-    def look(self):
+    def refresh(self):
         pass
 
     def say(self, line):
@@ -41,31 +42,31 @@ class Quiet:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    def run(script, slots=2, scalings="none,uniform,cs", seeds=(0,)):
+    def run(script, count=2, scalings="none,uniform,cs", seeds=(0,)):
         monkeypatch.setattr(scheduler, "WORKER", [sys.executable, "-c", READ + script])
         monkeypatch.setattr(scheduler, "POLL", 0.02)
         jobs = plan(scaling_variants("digits", scalings), seeds, tmp_path)
-        watcher = Quiet()
-        places = [Slot(f"slot {k}", {"PLACE": str(k)}) for k in range(slots)]
-        endings, stopped = scheduler.run_jobs(jobs, places, tmp_path / "logs", watcher)
-        return {ending.job.variant: ending for ending in endings}, stopped, watcher
+        display = Recorder()
+        slots = [Slot(f"slot {k}", {"SLOT": str(k)}) for k in range(count)]
+        endings, stopped = scheduler.run_jobs(jobs, slots, tmp_path / "logs", display)
+        return {ending.job.variant: ending for ending in endings}, stopped, display
 
     return run
 
 
-def test_all_run_and_never_more_than_there_are_slots(run):
-    endings, stopped, watcher = run("time.sleep(0.1)", scalings="none,uniform,cs,ls")
+def test_all_jobs_run_and_never_more_than_there_are_slots(run):
+    endings, stopped, display = run("time.sleep(0.1)", scalings="none,uniform,cs,ls")
     assert all(ending.ran for ending in endings.values())
     assert stopped is None
-    assert watcher.most == 2
+    assert display.most == 2
 
 
-def test_a_job_gets_its_config_folder_and_place(run, tmp_path):
+def test_a_job_gets_its_config_folder_and_slot(run, tmp_path):
     endings, _, _ = run(
         "os.makedirs(job['folder'])\n"
-        "name = os.path.join(job['folder'], os.environ['PLACE'])\n"
+        "name = os.path.join(job['folder'], os.environ['SLOT'])\n"
         "open(name, 'w').write(job['config']['scaling']['kind'])",
-        slots=1,
+        count=1,
         scalings="none,cs",
     )
     assert all(ending.ran for ending in endings.values())
@@ -73,7 +74,7 @@ def test_a_job_gets_its_config_folder_and_place(run, tmp_path):
     assert (tmp_path / "cs-0.7-seed0" / "0").read_text() == "cs"
 
 
-def test_a_failure_is_told_by_name_with_its_last_lines_and_stops_nobody_else(run):
+def test_a_failure_is_reported_with_its_last_lines_and_stops_no_other_job(run):
     endings, _, _ = run("print('starting')\nif job['config']['scaling']['kind'] == 'uniform': sys.exit('disk is full')")
     assert endings["none"].ran
     assert endings["cs-0.7"].ran
@@ -84,7 +85,7 @@ def test_a_failure_is_told_by_name_with_its_last_lines_and_stops_nobody_else(run
     assert failed.lines == ("starting", "disk is full")
 
 
-def test_a_killed_job_is_told_by_its_signal(run):
+def test_a_killed_job_is_reported_with_its_signal(run):
     endings, _, _ = run("if job['config']['scaling']['kind'] == 'cs': os.kill(os.getpid(), signal.SIGKILL)")
     assert endings["cs-0.7"].reason() == "was killed by SIGKILL"
     assert not endings["cs-0.7"].stopped
@@ -93,9 +94,9 @@ def test_a_killed_job_is_told_by_its_signal(run):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_runs_with_sigterm_and_starts_no_more(run, tmp_path, number):
-    """Each stand-in writes a checkpoint on SIGTERM, as training does, and would hang otherwise."""
+    """Each script writes a checkpoint on SIGTERM, as training does, and hangs otherwise."""
     threading.Timer(0.6, os.kill, (os.getpid(), number)).start()
-    endings, stopped, watcher = run(
+    endings, stopped, display = run(
         "def stop(*_):\n"
         "    open(job['folder'] + '.checkpoint', 'w').close()\n"
         "    sys.exit(128 + 15)\n"
@@ -108,7 +109,7 @@ def test_a_signal_stops_the_runs_with_sigterm_and_starts_no_more(run, tmp_path, 
     assert endings["cs-0.7"].reason() == "was not started"  # there were two slots
     assert (tmp_path / "none-seed0.checkpoint").exists()
     assert (tmp_path / "uniform-seed0.checkpoint").exists()
-    assert any("the same command goes on" in event[1] for event in watcher.events if event[0] == "said")
+    assert any("resumes" in event[1] for event in display.events if event[0] == "said")
 
 
 def test_a_second_signal_kills(run):
@@ -121,7 +122,7 @@ def test_a_second_signal_kills(run):
     assert time.monotonic() - before < 30
 
 
-def test_handlers_are_as_they_were_afterwards(run):
+def test_signal_handlers_are_restored(run):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     run("pass", scalings="none")
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
@@ -132,22 +133,59 @@ def test_a_finished_run_starts_no_process(run, tmp_path):
     model.mkdir(parents=True)
     steps = scaling_variants("digits", "none")[0].config.train.steps
     (model / "step.json").write_text(f'{{"step": {steps}}}')
-    endings, _, watcher = run("sys.exit(7)", scalings="none")
+    endings, _, display = run("sys.exit(7)", scalings="none")
     assert endings["none"].ran
-    assert ("started", "none-seed0", "slot 0") not in watcher.events
+    assert ("started", "none-seed0", "slot 0") not in display.events
 
 
-def test_a_watcher_that_breaks_leaves_no_process_behind(tmp_path, monkeypatch):
+def test_a_display_that_fails_leaves_no_process_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(scheduler, "WORKER", [sys.executable, "-c", READ + "open(job['folder'] + '.pid', 'w').write(str(os.getpid()))\ntime.sleep(60)"])  # fmt: skip  # noqa: E501
     jobs = plan(scaling_variants("digits", "none"), (0,), tmp_path)
-    note = tmp_path / "none-seed0.pid"
+    pid = tmp_path / "none-seed0.pid"
 
-    class Broken(Quiet):
-        def look(self):
-            if note.exists() and note.read_text():
+    class Broken(Recorder):
+        def refresh(self):
+            if pid.exists() and pid.read_text():
                 raise RuntimeError("the terminal went away")
 
     with pytest.raises(RuntimeError, match="terminal"):
         scheduler.run_jobs(jobs, [Slot("one")], tmp_path / "logs", Broken())
     with pytest.raises(ProcessLookupError):
-        os.kill(int(note.read_text()), 0)
+        os.kill(int(pid.read_text()), 0)
+
+
+# -------------------------------------------------------------------------------------------------------- slots
+
+
+@pytest.fixture
+def _no_thread_limit(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+@pytest.mark.usefixtures("_no_thread_limit")
+def test_slots_share_the_cores_and_never_use_more():
+    for cores, jobs, limit, slots, threads in [
+        (2, 12, None, 2, 1), (2, 1, None, 1, 2), (8, 3, None, 3, 2), (8, 12, 2, 2, 4), (2, 12, 5, 5, 1),
+        (1, 4, None, 1, 1),
+    ]:  # fmt: skip
+        made = make_slots(jobs, limit, gpus=[], cores=cores)
+        assert len(made) == slots
+        assert {slot.environment["OMP_NUM_THREADS"] for slot in made} == {str(threads)}
+
+
+def test_the_thread_limit_of_the_user_is_respected(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert make_slots(1, gpus=[], cores=8)[0].environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_each_gpu_runs_one_job():
+    made = make_slots(12, gpus=["0", "1", "GPU-abc"], cores=8)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in made] == ["0", "1", "GPU-abc"]
+    assert len(make_slots(2, gpus=["0", "1", "2"], cores=8)) == 2
+    doubled = make_slots(12, 4, gpus=["5", "7"], cores=8)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in doubled] == ["5", "7", "5", "7"]
+
+
+def test_zero_jobs_are_rejected():
+    with pytest.raises(InvalidValueError, match="--jobs.*0"):
+        make_slots(3, 0, gpus=[], cores=2)

@@ -1,4 +1,4 @@
-"""Run folders made for the tests of the report: the files that training, the monitor and evaluation write."""
+"""Run folders for the tests of the report, with the files that training, the monitor and evaluation write."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_run(
     (folder / "config.json").write_text(json.dumps(record))
     random = np.random.default_rng(seed)
     write_metrics(folder, random, steps if logged is None else logged, level)
-    write_looks(folder, random, steps, skips, calm, scaling)
+    write_snapshots(folder, random, steps, skips, calm, scaling)
     for k in range(samples):
         pictures = random.integers(0, 256, (16, side, side, channels), dtype=np.uint8)
         save_grid(pictures, folder / "samples" / f"step-{steps * (k + 1) // samples:08d}.png")
@@ -73,7 +73,9 @@ def write_metrics(folder: Path, random: np.random.Generator, steps: int, level: 
             file.write(json.dumps(row) + "\n")
 
 
-def write_looks(folder: Path, random: np.random.Generator, steps: int, skips: int, calm: float, scaling: str) -> None:
+def write_snapshots(
+    folder: Path, random: np.random.Generator, steps: int, skips: int, calm: float, scaling: str
+) -> None:
     blocks = [f"in_blocks.{k}" for k in range(skips)] + ["mid_block"] + [f"out_blocks.{k}" for k in range(skips)]
     header = {
         "step": 0, "format": 1, "network": "UViT", "blocks": [*blocks, "(network)"], "times": [0.0, 0.5, 1.0],
@@ -84,7 +86,7 @@ def write_looks(folder: Path, random: np.random.Generator, steps: int, skips: in
         file.write(json.dumps(header) + "\n")
         for step in range(10, steps + 1, 10):
             norms = [round(float(10 + i + random.normal(0, calm)), 4) for i in range(skips)]
-            look = {
+            snapshot = {
                 "step": step,
                 "probe": {"backbone": norms, "skip": norms, "out": norms, "ratio": [k * 1.2 for k in kappa]},
                 "kappa": {"mean": kappa, "min": [k * 0.9 for k in kappa] if scaling == "ls" else kappa, "max": kappa},
@@ -99,8 +101,10 @@ def write_looks(folder: Path, random: np.random.Generator, steps: int, skips: in
                 },
             }
             if step == 100:
-                look["alarms"] = [{"kind": "loss", "module": "UViT", "since": 100, "text": "step 100: the loss jumped"}]
-            file.write(json.dumps(look) + "\n")
+                snapshot["alarms"] = [
+                    {"kind": "loss", "module": "UViT", "since": 100, "text": "step 100: the loss jumped"}
+                ]
+            file.write(json.dumps(snapshot) + "\n")
 
 
 def make_card(value: float, step: int, run: str) -> dict:

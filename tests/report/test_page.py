@@ -1,4 +1,4 @@
-"""The page by its text: well formed, self-contained, escaped, small, and whole for whatever the folders hold."""
+"""The text of the page: well formed, self-contained, escaped, small, and complete for any content of the folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 import pytest
 from made_runs import make_run, noisy_picture
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import RunError, ScaleLongError
 from scalelong.report import write_report
 
 VOID = {"meta", "img", "input", "br", "hr", "col"}
@@ -22,7 +22,7 @@ HOSTILE = '<img src=x onerror="document.title=1">'
 
 
 class Page(HTMLParser):
-    """Reads a page and insists that every element is closed in order and every id is there once."""
+    """Parses a page and checks that elements are closed in order and ids are unique."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -33,14 +33,14 @@ class Page(HTMLParser):
         assert len(self.ids) == len(set(self.ids))
 
     def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.tags.append((tag, found))
-        if "id" in found:
-            self.ids.append(found["id"])
+        values = dict(attributes)
+        self.tags.append((tag, values))
+        if "id" in values:
+            self.ids.append(values["id"])
         if tag not in VOID:
             self.open.append(tag)
         if tag == "script":
-            self.scripts.append([found, ""])
+            self.scripts.append([values, ""])
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -53,10 +53,10 @@ class Page(HTMLParser):
 
     @property
     def data(self):
-        return json.loads(next(body for found, body in self.scripts if found.get("id") == "data"))
+        return json.loads(next(body for attributes, body in self.scripts if attributes.get("id") == "data"))
 
     def all(self, tag):
-        return [found for name, found in self.tags if name == tag]
+        return [attributes for name, attributes in self.tags if name == tag]
 
 
 def page_of(paths, tmp_path):
@@ -80,12 +80,12 @@ def page(variants, tmp_path_factory):
     return page_of(variants, tmp_path_factory.mktemp("page"))
 
 
-def test_every_part_is_there(page):
+def test_the_page_has_every_section_and_chart(page):
     assert {
         "results", "curves", "oscillations", "skips", "samples", "robustness", "evaluation", "configs", "data", "log",
         "smooth", "all",
     } <= set(page.ids)  # fmt: skip
-    drawn = {found["data-chart"] for found in page.all("div") if "data-chart" in found}
+    drawn = {attributes["data-chart"] for attributes in page.all("div") if "data-chart" in attributes}
     assert drawn == set(page.data["charts"]) == {
         "forest", "loss", "validation", "validation_ema", "relative", "gradient", "norms", "oscillation",
         "oscillation_train", "oscillation_gradient", "kappa", "ratio", "ratios", "robust_change", "robust_loss",
@@ -93,47 +93,47 @@ def test_every_part_is_there(page):
     }  # fmt: skip
 
 
-def test_the_headline_is_the_figures(page):
-    said = page.text.replace("\u00a0", " ")
-    assert "CS (κ = 0.7) ends 10 % below no scaling in validation loss" in said
-    assert "3 seeds, 400 steps on digits; paired by seed" in said
+def test_the_headline_states_the_result(page):
+    text = page.text.replace("\u00a0", " ")
+    assert "CS (κ = 0.7) ends 10 % below no scaling in validation loss" in text
+    assert "3 seeds, 400 steps on digits; paired by seed" in text
 
 
-def test_nothing_is_fetched_from_anywhere(page):
-    for tag, found in page.tags:
+def test_the_page_loads_nothing(page):
+    for tag, attributes in page.tags:
         for name in ("src", "href", "action", "srcset", "data", "poster"):
-            if name in found:
-                assert found[name].startswith("data:image/png;base64,"), (tag, name)
-    assert not [found for tag, found in page.tags if tag in ("link", "iframe", "object", "embed", "base")]
-    policy = next(found["content"] for found in page.all("meta") if "http-equiv" in found)
+            if name in attributes:
+                assert attributes[name].startswith("data:image/png;base64,"), (tag, name)
+    assert not [attributes for tag, attributes in page.tags if tag in ("link", "iframe", "object", "embed", "base")]
+    policy = next(attributes["content"] for attributes in page.all("meta") if "http-equiv" in attributes)
     assert policy.startswith("default-src 'none'; img-src data:;")
-    script = next(body for found, body in page.scripts if not found)
+    script = next(body for attributes, body in page.scripts if not attributes)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in policy
     assert "fetch(" not in script
     assert "innerHTML" not in script
-    assert re.findall(r"https?://[^\s\"']+", script) == ["http://www.w3.org/2000/svg"]  # a name, not a place
+    assert re.findall(r"https?://[^\s\"']+", script) == ["http://www.w3.org/2000/svg"]  # a namespace, not an address
 
 
 def test_no_attribute_runs_a_script(page):
-    for _, found in page.tags:
-        assert not [name for name in found if name.startswith("on")]
+    for _, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on")]
 
 
-def test_everything_of_a_run_can_be_hidden_with_it(page):
+def test_every_part_of_a_run_can_be_hidden(page):
     runs = {str(run) for run in range(9)}
-    members = [found["data-member"].split() for _, found in page.tags if "data-member" in found]
+    members = [attributes["data-member"].split() for _, attributes in page.tags if "data-member" in attributes]
     assert runs == {run for own in members for run in own}
-    toggles = [found["data-toggle"].split() for found in page.all("button") if "data-toggle" in found]
+    toggles = [attributes["data-toggle"].split() for attributes in page.all("button") if "data-toggle" in attributes]
     assert ["0", "1", "2"] in toggles
     assert ["4"] in toggles
 
 
-def test_controls_can_be_reached_and_named(page):
-    for found in page.all("button"):
-        assert found["type"] == "button"
-    assert all("alt" in found for found in page.all("img"))
-    assert all(found["aria-label"] for found in page.all("div") if "data-chart" in found)
+def test_controls_have_names_for_assistive_technology(page):
+    for attributes in page.all("button"):
+        assert attributes["type"] == "button"
+    assert all("alt" in attributes for attributes in page.all("img"))
+    assert all(attributes["aria-label"] for attributes in page.all("div") if "data-chart" in attributes)
     assert page.all("html")[0]["lang"] == "en"
 
 
@@ -144,7 +144,7 @@ def test_the_seeds_of_a_variant_look_alike_and_no_two_variants_do(page):
     assert len({dash for _, _, dash in looks}) == 3
 
 
-def test_kappa_is_drawn_with_css_range(page):
+def test_kappa_is_drawn_with_the_range_of_cs(page):
     chart = page.data["charts"]["kappa"]
     assert chart["band"]["low"] == pytest.approx([0.5**k for k in range(6)], rel=1e-4)
     assert chart["band"]["high"] == pytest.approx([0.95**k for k in range(6)], rel=1e-4)
@@ -157,13 +157,13 @@ def test_kappa_is_drawn_with_css_range(page):
 def test_oscillation_is_the_spread_of_the_jumps(page, variants):
     import numpy as np
 
-    looks = [json.loads(line) for line in (variants[4] / "stability.jsonl").read_text().splitlines()[1:]]
-    jumps = [look["jump"]["probe"]["backbone"] for look in looks if look["step"] >= 200]
+    snapshots = [json.loads(line) for line in (variants[4] / "stability.jsonl").read_text().splitlines()[1:]]
+    jumps = [look["jump"]["probe"]["backbone"] for look in snapshots if look["step"] >= 200]
     drawn = next(s for s in page.data["charts"]["oscillation"]["series"] if s["run"] == 4)
     assert drawn["y"] == pytest.approx(np.std(jumps, axis=0), rel=1e-4)
 
 
-def test_the_validation_loss_is_held_against_the_same_seed(page, variants):
+def test_the_validation_loss_is_compared_with_the_same_seed(page, variants):
     """cs has 0.9 times none's curve in every seed, so −10 % at every step."""
     chart = page.data["charts"]["relative"]
     assert {page.data["runs"][s["run"]]["label"] for s in chart["series"]} == {"cs-0.7", "ls"}
@@ -172,12 +172,12 @@ def test_the_validation_loss_is_held_against_the_same_seed(page, variants):
     assert cs["y"] == pytest.approx([-10] * 8, rel=1e-3)
 
 
-def test_what_differs_between_the_configs_is_listed(tmp_path):
+def test_settings_that_differ_are_listed(tmp_path):
     one = make_run(tmp_path / "one", settings=["train.lr=0.001"])
     two = make_run(tmp_path / "two", settings=["train.lr=0.003"])
-    found = page_of([one, two], tmp_path)
-    assert "train.lr" in found.text
-    assert [run["label"] for run in found.data["runs"]] == ["none · lr 0.001", "none · lr 0.003"]
+    shown = page_of([one, two], tmp_path)
+    assert "train.lr" in shown.text
+    assert [run["label"] for run in shown.data["runs"]] == ["none · lr 0.001", "none · lr 0.003"]
 
 
 @pytest.mark.parametrize("where", ["name", "metrics", "record", "card", "alarm"])
@@ -199,11 +199,11 @@ def test_hostile_text_stays_text(tmp_path, where):
     if where == "alarm":
         with open(folder / "stability.jsonl", "a") as file:
             file.write(json.dumps({"step": 410, "alarms": [{"text": HOSTILE}]}) + "\n")
-    found = page_of([folder], tmp_path)
-    assert not [img for img in found.all("img") if img.get("src") == "x"]
-    assert not [attributes for _, attributes in found.tags if "onerror" in attributes]
+    shown = page_of([folder], tmp_path)
+    assert not [img for img in shown.all("img") if img.get("src") == "x"]
+    assert not [attributes for _, attributes in shown.tags if "onerror" in attributes]
     if where != "metrics":
-        assert HOSTILE in found.text
+        assert HOSTILE in shown.text
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_hostile_text_stays_text(tmp_path, where):
     ],
 )
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[1, 2]", b'{"format": 99}', b"\xff\xfe\x00"])
-def test_a_page_is_whole_without_any_of_its_files(tmp_path, broken, content):
+def test_a_page_is_complete_without_any_of_its_files(tmp_path, broken, content):
     folder = make_run(tmp_path / "run", samples=1)
     path = folder / broken
     if path.is_dir():
@@ -229,25 +229,25 @@ def test_a_page_is_whole_without_any_of_its_files(tmp_path, broken, content):
         path.write_bytes(content)
     if broken == "config.json" and content is None:
         path.with_name("metrics.jsonl").touch()
-    found = page_of([folder, make_run(tmp_path / "other", "cs")], tmp_path)
-    assert found.text.strip()
+    shown = page_of([folder, make_run(tmp_path / "other", "cs")], tmp_path)
+    assert shown.text.strip()
 
 
-def test_a_run_that_has_only_begun_is_shown_and_not_compared(tmp_path):
+def test_an_unfinished_run_is_shown_but_not_compared(tmp_path):
     whole, begun = make_run(tmp_path / "whole"), make_run(tmp_path / "begun", "cs", logged=100, samples=0)
-    found = page_of([whole, begun], tmp_path)
-    assert "missing: begun is at step 100 of 400" in found.text
-    assert "ends" not in found.text.splitlines()[0]
+    shown = page_of([whole, begun], tmp_path)
+    assert "missing: begun is at step 100 of 400" in shown.text
+    assert "ends" not in shown.text.splitlines()[0]
 
 
-def test_losses_on_different_data_are_not_compared(tmp_path):
+def test_runs_on_different_data_are_not_compared(tmp_path):
     one, two = make_run(tmp_path / "one"), make_run(tmp_path / "two", "cs")
     record = json.loads((two / "config.json").read_text())
     record["config"]["data"]["name"] = "emoji"
     (two / "config.json").write_text(json.dumps(record))
-    found = page_of([one, two], tmp_path)
-    assert "results" not in found.ids
-    assert "2 runs on several datasets" in found.text
+    shown = page_of([one, two], tmp_path)
+    assert "results" not in shown.ids
+    assert "2 runs on several datasets" in shown.text
 
 
 def test_a_dozen_runs_with_large_grids_are_under_five_megabytes(tmp_path):
@@ -267,23 +267,22 @@ def test_a_million_metric_lines_open_in_seconds(tmp_path):
             file.write(f'{{"step": {step}, "loss": 0.5, "lr": 0.001, "grad_norm": 1.25, "images": {64 * step}}}\n')
     before = time.process_time()
     path = write_report([run], tmp_path / "page.html")
-    assert time.process_time() - before < 20  # processor time; about 6 s measured
+    assert time.process_time() - before < 20  # CPU time; about 6 s measured
     assert path.stat().st_size < 500_000
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path):
+def test_runs_with_the_same_folder_name_get_distinct_names(tmp_path):
     runs = [make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run")]
-    found = page_of([*runs, runs[0]], tmp_path)
-    assert "a/run" in found.text
-    assert len(found.data["runs"]) == 2  # and one given twice is shown once
+    shown = page_of([*runs, runs[0]], tmp_path)
+    assert "a/run" in shown.text
+    assert len(shown.data["runs"]) == 2  # a run given twice is shown once
 
 
-def test_what_is_no_run_is_a_sentence(tmp_path):
-    with pytest.raises(ScaleLongError, match="is neither a run folder"):
-        write_report([tmp_path], tmp_path / "page.html")
-    with pytest.raises(ScaleLongError, match="is not there"):
-        write_report([tmp_path / "absent"], tmp_path / "page.html")
-    with pytest.raises(ScaleLongError, match="is a folder; give a file"):
+def test_a_path_that_is_not_a_run_raises_an_error_that_names_it(tmp_path):
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(RunError, match=path.name):
+            write_report([path], tmp_path / "page.html")
+    with pytest.raises(ScaleLongError, match=tmp_path.name):
         write_report([make_run(tmp_path / "run")], tmp_path)
 
 

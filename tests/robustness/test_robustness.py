@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from scalelong import ConstantScaling, LearnableScaling, ScaleLongError, StackedUNet, UniformScaling
-from scalelong.experiments.robustness import FILE, Perturbed, measure_run
+from scalelong.experiments.robustness import FILE, Perturbed, measure_run_robustness
 from scalelong.process import get_process
 from scalelong.report.figures import draw_robustness
 from scalelong.robustness.local_lipschitz import local_lipschitz
@@ -227,7 +227,7 @@ def test_the_command_writes_what_it_measures(run, tmp_path, monkeypatch):
 def test_the_figure_shows_the_numbers(run):
     from scalelong.runs.run import load_run
 
-    result = measure_run(load_run(run), variances=(0.1, 0.3), images=16, bins=2, points=1, samples=0)
+    result = measure_run_robustness(load_run(run), variances=(0.1, 0.3), images=16, bins=2, points=1, samples=0)
     figure = draw_robustness(result)
     change, loss, constants = figure.axes
     overall = [row.overall for row in result.sensitivity]
@@ -242,7 +242,7 @@ def test_it_is_a_function_of_the_seed(run):
     from scalelong.runs.run import load_run
 
     options = {"variances": (0.1,), "images": 8, "bins": 1, "points": 0, "samples": 0}
-    measure = lambda seed: measure_run(load_run(run), seed=seed, **options)
+    measure = lambda seed: measure_run_robustness(load_run(run), seed=seed, **options)
     assert measure(0) == measure(0)
     assert measure(0).sensitivity[1] != measure(1).sensitivity[1]
 
@@ -251,7 +251,7 @@ def test_measures_out_of_range_are_named(run):
     from scalelong.runs.run import load_run
 
     with pytest.raises(ScaleLongError, match="bins"):
-        measure_run(load_run(run), bins=0)
+        measure_run_robustness(load_run(run), bins=0)
 
 
 def test_a_folder_that_is_no_run_is_one_sentence(tmp_path):

@@ -42,8 +42,7 @@ def compare(
       scalelong compare digits --seeds 1 --set model.depth=24 --out runs/deep
     """
     from scalelong.experiments.compare import run_comparison
-    from scalelong.experiments.distance import DistanceSpec
-    from scalelong.experiments.plan import parse_seeds, scaling_variants
+    from scalelong.experiments.plan import DistanceSpec, parse_seeds, scaling_variants
 
     variants = scaling_variants(preset, scalings, kappa=kappa, steps=steps, settings=settings or [])
     spec = None if distance == "none" else DistanceSpec(distance, samples)
@@ -55,7 +54,7 @@ def compare(
     if json:
         echo_json(result.comparison.to_dict())
     else:
-        from scalelong.experiments.table import print_comparison
+        from scalelong.experiments.compare import print_comparison
 
         print_comparison(result.comparison, console())
     if report and result.comparison.runs:

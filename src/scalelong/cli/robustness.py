@@ -34,21 +34,22 @@ def robustness(
 
     Example: scalelong robustness runs/digits-cs-0.7-seed0 --out robustness.png
     """
-    from scalelong.experiments.robustness import FILE, VARIANCES, measure_run, save
+    from scalelong.experiments.robustness import FILE, VARIANCES, measure_run_robustness
     from scalelong.runs.run import load_run
 
     check_figure(out)
     trained = load_run(run)
     network = None
     if samples:
-        from scalelong.experiments.distance import build
+        from scalelong.evaluation import build_extractor
+        from scalelong.runs.generate import best_device
 
-        network = build(extractor)
-    result = measure_run(
+        network = build_extractor(extractor).to(best_device())  # type: ignore[attr-defined]
+    result = measure_run_robustness(
         trained, variances=variances or VARIANCES, images=images, bins=bins, points=points, samples=samples,
         extractor=network, seed=seed,
     )  # fmt: skip
-    save(result, trained.folder / FILE)
+    result.save(trained.folder / FILE)
     if out is not None:
         from scalelong.report.figures import draw_robustness, save_figure
 

@@ -1,4 +1,4 @@
-"""Experiments over training, evaluation and stability: variants trained under equal conditions and compared."""
+"""Experiments: train variants under equal conditions, compare them over seeds, and measure their robustness."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ __getattr__, __all__ = lazy(
     {
         "scalelong.experiments.compare": ("Result", "run_comparison"),
         "scalelong.experiments.comparison": ("Comparison",),
-        "scalelong.experiments.distance": ("DistanceSpec",),
-        "scalelong.experiments.plan": ("Variant", "scaling_variants"),
+        "scalelong.experiments.plan": ("DistanceSpec", "Variant", "scaling_variants"),
     },
 )
 
@@ -20,6 +19,6 @@ if TYPE_CHECKING:
     from scalelong.experiments.compare import Result as Result
     from scalelong.experiments.compare import run_comparison as run_comparison
     from scalelong.experiments.comparison import Comparison as Comparison
-    from scalelong.experiments.distance import DistanceSpec as DistanceSpec
+    from scalelong.experiments.plan import DistanceSpec as DistanceSpec
     from scalelong.experiments.plan import Variant as Variant
     from scalelong.experiments.plan import scaling_variants as scaling_variants

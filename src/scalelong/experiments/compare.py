@@ -1,4 +1,4 @@
-"""Train variants under equal conditions and compare them: what `scalelong compare` does, callable from Python."""
+"""Train variants under equal conditions and compare them: `scalelong compare`, callable from Python."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from scalelong.experiments.comparison import FILE, Comparison, summarise
-from scalelong.experiments.distance import DistanceSpec
+from scalelong.experiments.comparison import Comparison, measure_run, summarise
 from scalelong.experiments.live import Live
-from scalelong.experiments.measures import measure_run
-from scalelong.experiments.plan import Variant, plan
-from scalelong.experiments.scheduler import Ending, Watcher, run_jobs
-from scalelong.experiments.slots import make_slots
+from scalelong.experiments.plan import DistanceSpec, Variant, plan
+from scalelong.experiments.scheduler import Display, Ending, make_slots, run_jobs
+from scalelong.experiments.statistics import change, plus_minus, statistics_note
+from scalelong.runs.run import COMPARISON, Run
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
 class Result:
-    """The comparison, how every job ended, and the signal that stopped them, if one did."""
+    """The comparison, how every job ended, and the signal that stopped them, if any."""
 
     comparison: Comparison
     endings: tuple[Ending, ...]
@@ -27,7 +30,7 @@ class Result:
 
     @property
     def failures(self) -> tuple[Ending, ...]:
-        """Runs that ended early, other than by the signal that stopped the comparison."""
+        """Runs that ended early, except those stopped by the signal that stopped the comparison."""
         return tuple(e for e in self.endings if not e.ran and not (e.stopped and self.signal is not None))
 
 
@@ -39,26 +42,64 @@ def run_comparison(
     distance: DistanceSpec | None = None,
     jobs: int | None = None,
     quiet: bool = False,
-    watcher: Watcher | None = None,
+    display: Display | None = None,
 ) -> Result:
     """Train every variant with every seed in OUT/VARIANT-seedN and write OUT/comparison.json.
 
-    Runs of one seed share data order, noise and initial weights. What has been trained is not trained again, what was
-    stopped goes on. The first variant is the baseline.
+    Runs of one seed share data order, noise and initial weights. Finished runs are not trained again, stopped runs
+    resume.
+
+    Args:
+        variants: What to compare; the first is the baseline.
+        seeds: Each seed trains every variant once.
+        out: Folder of the runs, of their logs and of comparison.json.
+        distance: The Fréchet distance to measure of every run; None measures none.
+        jobs: Runs side by side; by default one per GPU, otherwise one per core.
+        quiet: Show no progress.
+        display: Shows progress instead of the built-in table.
     """
     out = Path(out)
     planned = plan(variants, seeds, out, distance)
     slots = make_slots(len(planned), jobs)
-    with Live(planned, quiet=quiet) if watcher is None else nullcontext(watcher) as shown:
+    with Live(planned, quiet=quiet) if display is None else nullcontext(display) as shown:
         endings, signal = run_jobs(planned, slots, out / "logs", shown)
-    finished = [ending.job for ending in endings if ending.ran]
     comparison = summarise(
-        [measure_run(job.folder, job.variant, job.seed) for job in finished],
+        [measure_run(Run(e.job.folder), e.job.variant, e.job.seed) for e in endings if e.ran],
         [variant.name for variant in variants],
         preset=variants[0].config.preset,
         steps=variants[0].config.train.steps,
         seeds=seeds,
-        missing=[f"{ending.job.name} {ending.reason()}" for ending in endings if not ending.ran],
+        missing=[f"{e.job.name} {e.reason()}" for e in endings if not e.ran],
     )
-    comparison.save(out / FILE)
+    comparison.save(out / COMPARISON)
     return Result(comparison, endings, signal, out)
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print a table with one row per measure and one column per variant, how to read it, and what is missing."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    rows = comparison.rows
+    seeds = "1 seed" if len(comparison.seeds) == 1 else f"{len(comparison.seeds)} seeds"
+    title = f"{comparison.preset}: {comparison.steps} steps, {seeds}"
+    table = Table(title=title, title_justify="left", show_lines=True)
+    table.add_column("")
+    for row in rows:
+        table.add_column(row.variant + (" (baseline)" if row.variant == comparison.baseline else ""), justify="right")
+    for measure in comparison.measures():
+        cells = []
+        for row in rows:
+            mean, ratio = row.means.get(measure.key), row.ratios.get(measure.key)
+            cells.append(
+                "–" if mean is None else plus_minus(mean) + (f"\n{escape(change(ratio))}" if ratio is not None else "")
+            )
+        table.add_row(measure.title, *cells)
+    for key, name in comparison.curves().items():
+        cells = [escape(str(row.sooner[key])) if key in row.sooner else "" for row in rows]
+        table.add_row(f"sooner at the baseline's\nfinal {name}", *cells)
+    console.print(table)
+    for line in (statistics_note(len(comparison.seeds)), *comparison.notes):
+        console.print(f"• {line}", highlight=False, markup=False)
+    for line in comparison.missing:
+        console.print(f"missing: {line}", style="red", highlight=False, markup=False)

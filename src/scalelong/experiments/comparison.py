@@ -1,29 +1,139 @@
-"""The result of a comparison: every run's figures, their means over seeds, and what is paired by seed."""
+"""The result of a comparison: the measures of every run, their means over seeds, and ratios paired by seed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from scalelong.experiments.acceleration import Acceleration, acceleration
-from scalelong.experiments.measures import CURVES, MEASURES, Measure, RunMeasures
-from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio, statement
+import numpy as np
+
+from scalelong.experiments.statistics import (
+    Acceleration,
+    Estimate,
+    acceleration,
+    mean_interval,
+    paired_ratio,
+    statistics_note,
+)
 from scalelong.files import write_text
 from scalelong.runs.logs import Series
+from scalelong.runs.run import Run
 
-FILE = "comparison.json"
 FORMAT = 1
-LAG = 0.05
+LAG = 0.05  # the EMA's validation loss may exceed the network's own by this share before it counts as lagging
+
+# ----------------------------------------------------------------------------------------------------- measures
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A row of the table. Lower is better in all of them."""
+
+    key: str
+    title: str
+    note: str
+
+
+MEASURES = (
+    Measure("val_loss", "validation loss", "of the trained network at the end, on held-out images with fixed noise"),
+    Measure("val_loss_ema", "validation loss (EMA)",
+            "the same of the EMA network, which generates the samples; it lags behind early in a run"),
+    Measure("frechet", "Fréchet distance", "of samples from the EMA network to the training data"),
+    Measure("on_the_way", "Fréchet distance by training", "the last that training itself measured (evaluate.every)"),
+    Measure("feature_oscillation", "feature oscillation",
+            "standard deviation of the jumps of log(norm) over one step, on a fixed probe batch, in the second half of "
+            "training: mean over the features h_i that the long skips join"),
+    Measure("middle_oscillation", "middle block's oscillation",
+            "the same of h_N alone, the middle block's output, which joins the innermost long skip"),
+    Measure("gradient_oscillation", "gradient oscillation",
+            "standard deviation of the jumps of log(gradient norm) between two training batches, before clipping, in "
+            "the second half of training"),
+    Measure("seconds", "time, s", "in training steps, without start-up, validation and sampling"),
+    Measure("cpu_seconds", "CPU time, s", "of the whole process: includes start-up, validation and sample grids"),
+    Measure("memory", "peak memory, MiB", "of the process, or of the GPU if there is one"),
+)  # fmt: skip
+# Curves that fall as a run improves: a variant may reach the baseline's final value sooner.
+CURVES = {
+    "val_loss": "validation loss",
+    "val_loss_ema": "validation loss (EMA)",
+    "fid": "FID",
+    "frechet": "Fréchet distance",
+}
+
+
+@dataclass(frozen=True)
+class RunMeasures:
+    """The measures of one run, and the curves for accelerations.
+
+    `names` has the full name of a measure whose kind the user chooses, such as the Fréchet distance.
+    """
+
+    variant: str
+    seed: int
+    folder: str
+    values: dict[str, float]
+    curves: dict[str, Series]
+    names: dict[str, str] = field(default_factory=dict)
+
+
+def measure_run(run: Run, variant: str, seed: int) -> RunMeasures:
+    """Measure a run by the files in its folder. What they do not contain is left out."""
+    evaluations = {"frechet": run.evaluations.get("compare"), "on_the_way": run.evaluations.get("train")}
+    memory = run.resources.get("peak_gpu_memory") or run.resources.get("peak_memory")
+    values: dict[str, Any] = {
+        "val_loss": run.column("val_loss").last,
+        "val_loss_ema": run.column("val_loss_ema").last,
+        **{key: stored.get("frechet") for key, stored in evaluations.items() if stored},
+        **_oscillations(run),
+        "seconds": run.column("seconds").last,
+        "cpu_seconds": run.resources.get("cpu_seconds"),
+        "memory": memory / 2**20 if memory else None,
+    }
+    return RunMeasures(
+        variant,
+        seed,
+        str(run.folder),
+        {key: float(v) for key, v in values.items() if isinstance(v, (int, float)) and np.isfinite(v)},
+        {key: run.column(key) for key in CURVES if len(run.column(key))},
+        {key: str(stored["card"].get("metric", "Fréchet distance")) for key, stored in evaluations.items() if stored},
+    )
+
+
+def late_oscillation(norms: Series) -> float | None:
+    """Standard deviation of the differences of log(norm) between successive entries, over the second half."""
+    if len(norms) < 4:
+        return None
+    late = norms.steps >= (norms.steps[0] + norms.steps[-1]) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        jumps = np.diff(np.log(norms.values[late]))
+    jumps = jumps[np.isfinite(jumps)]  # a norm of 0 or NaN removes the two differences it is part of
+    return float(jumps.std()) if len(jumps) >= 2 else None
+
+
+def _oscillations(run: Run) -> dict[str, float | None]:
+    """From the monitor's log, whose jumps span one step; without it, the gradient's between logged steps."""
+    log = run.stability
+    if log is None:
+        return {"gradient_oscillation": late_oscillation(run.column("grad_norm"))}
+    spreads = log.oscillation("probe", "backbone")
+    return {
+        "feature_oscillation": None if spreads is None else float(np.nanmean(spreads)),
+        "middle_oscillation": None if spreads is None else float(spreads[-1]),
+        "gradient_oscillation": log.gradient_oscillation(),
+    }
+
+
+# --------------------------------------------------------------------------------------------------- comparison
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: means over its seeds; ratios to the baseline and accelerations, paired by seed (none of itself).
+    """One variant: means over its seeds; ratios and accelerations against the baseline, paired by seed.
 
-    `sooner` has an acceleration for every curve that was logged.
+    The baseline itself has no ratios and accelerations. `sooner` has one entry per logged curve.
     """
 
     variant: str
@@ -34,10 +144,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `scalelong compare` found.
+    """The result of `scalelong compare`.
 
-    `loss` is the key of the validation loss that variants are judged by: the EMA's, which is that of the network one
-    samples from and is less noisy, unless the EMA still lags behind the network it averages.
+    `loss` is the key of the validation loss that ranks variants: that of the EMA network, which generates the samples
+    and is less noisy, unless the EMA still lags behind the network that it averages.
     """
 
     preset: str
@@ -47,7 +157,7 @@ class Comparison:
     loss: str
     rows: tuple[Row, ...]
     runs: tuple[RunMeasures, ...]
-    missing: tuple[str, ...]  # runs that are not there, each with its reason
+    missing: tuple[str, ...]  # runs without a result, each with the reason
     notes: tuple[str, ...]
 
     @property
@@ -56,6 +166,20 @@ class Comparison:
 
     def row(self, variant: str) -> Row:
         return next(row for row in self.rows if row.variant == variant)
+
+    def measures(self) -> list[Measure]:
+        """The measures that at least one run has; a Fréchet distance with its full name."""
+        measures = []
+        for measure in MEASURES:
+            names = {run.names[measure.key] for run in self.runs if measure.key in run.names}
+            if any(measure.key in run.values for run in self.runs):
+                measures.append(replace(measure, title=names.pop()) if len(names) == 1 else measure)
+        return measures
+
+    def curves(self) -> dict[str, str]:
+        """Key and title of the curves that have accelerations: the validation loss that ranks, and FIDs."""
+        keys = {key for row in self.rows for key in row.sooner} - ({"val_loss", "val_loss_ema"} - {self.loss})
+        return {key: title for key, title in CURVES.items() if key in keys}
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -68,11 +192,10 @@ class Comparison:
             "complete": self.complete,
             "measures": {m.key: {"title": m.title, "note": m.note} for m in self.measures()},
             "rows": [
-                {
-                    "variant": row.variant,
-                    "means": {key: estimate.to_dict() for key, estimate in row.means.items()},
-                    "ratios": {key: estimate.to_dict() for key, estimate in row.ratios.items()},
-                    "sooner": {key: found.to_dict() for key, found in row.sooner.items()},
+                {"variant": row.variant}
+                | {
+                    name: {key: value.to_dict() for key, value in getattr(row, name).items()}
+                    for name in ("means", "ratios", "sooner")
                 }
                 for row in self.rows
             ],
@@ -81,20 +204,9 @@ class Comparison:
                 for run in self.runs
             ],
             "missing": list(self.missing),
-            "statistics": statement(len(self.seeds)),
+            "statistics": statistics_note(len(self.seeds)),
             "notes": list(self.notes),
         }
-
-    def measures(self) -> list[Measure]:
-        """The measures that at least one run has; a Fréchet distance by its full name."""
-        found = [m for m in MEASURES if any(m.key in run.values for run in self.runs)]
-        names = {m.key: {run.names[m.key] for run in self.runs if m.key in run.names} for m in found}
-        return [replace(m, title=next(iter(names[m.key]))) if len(names[m.key]) == 1 else m for m in found]
-
-    def curves(self) -> dict[str, str]:
-        """The curves by which a variant may be sooner, with their titles: the one validation loss, and FIDs."""
-        there = {key for row in self.rows for key in row.sooner} - ({"val_loss", "val_loss_ema"} - {self.loss})
-        return {key: title for key, title in CURVES.items() if key in there}
 
     def save(self, path: Path) -> None:
         write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
@@ -109,11 +221,9 @@ def summarise(
     seeds: Sequence[int],
     missing: Sequence[str] = (),
 ) -> Comparison:
-    """Means, paired ratios and accelerations of finished runs; the first variant is the baseline."""
-    baseline = variants[0]
-    by_variant = {name: [run for run in runs if run.variant == name] for name in variants}
-    loss = judged_by(runs)
-    rows = tuple(_row(name, by_variant[name], by_variant[baseline], name == baseline) for name in variants)
+    """Compute means, paired ratios and accelerations of finished runs; the first variant is the baseline."""
+    baseline, loss = variants[0], ranking_loss(runs)
+    rows = tuple(_row(name, runs, baseline) for name in variants)
     return Comparison(
         preset=preset,
         steps=steps,
@@ -127,37 +237,29 @@ def summarise(
     )
 
 
-def judged_by(runs: Sequence[RunMeasures]) -> str:
-    """val_loss_ema, or val_loss where the EMA's is more than LAG above the network's own in the mean of all runs."""
+def ranking_loss(runs: Sequence[RunMeasures]) -> str:
+    """`val_loss_ema`, or `val_loss` if the EMA's is more than LAG above the network's own in the mean over all runs."""
     pairs = [(run.values.get("val_loss_ema"), run.values.get("val_loss")) for run in runs]
     ratios = [ema / own for ema, own in pairs if ema is not None and own]
     return "val_loss_ema" if ratios and sum(ratios) / len(ratios) <= 1 + LAG else "val_loss"
 
 
-def _row(name: str, runs: Sequence[RunMeasures], baseline: Sequence[RunMeasures], is_baseline: bool) -> Row:
-    means: dict[str, Estimate] = {}
-    ratios: dict[str, Estimate] = {}
+def _row(variant: str, runs: Sequence[RunMeasures], baseline: str) -> Row:
+    own = [run for run in runs if run.variant == variant]
+    base = [run for run in runs if run.variant == baseline] if variant != baseline else []
+    row = Row(variant, {}, {}, {})
     for measure in MEASURES:
-        own, theirs = _values(runs, measure.key), _values(baseline, measure.key)
-        if own:
-            means[measure.key] = mean_interval(list(own.values()))
-        ratio = None if is_baseline else paired_ratio(own, theirs)
-        if ratio is not None:
-            ratios[measure.key] = ratio
-    sooner = {}
-    for key in () if is_baseline else CURVES:
-        found = acceleration(_curves(runs, key), _curves(baseline, key))
-        if found is not None:
-            sooner[key] = found
-    return Row(name, means, ratios, sooner)
-
-
-def _values(runs: Sequence[RunMeasures], key: str) -> Mapping[int, float]:
-    return {run.seed: run.values[key] for run in runs if key in run.values}
-
-
-def _curves(runs: Sequence[RunMeasures], key: str) -> Mapping[int, Series]:
-    return {run.seed: run.curves[key] for run in runs if key in run.curves}
+        values, reference = ({r.seed: r.values[measure.key] for r in side if measure.key in r.values}
+                             for side in (own, base))  # fmt: skip
+        if values:
+            row.means[measure.key] = mean_interval(list(values.values()))
+        if (ratio := paired_ratio(values, reference)) is not None:
+            row.ratios[measure.key] = ratio
+    for key in CURVES:
+        curves, targets = ({r.seed: r.curves[key] for r in side if key in r.curves} for side in (own, base))
+        if (sooner := acceleration(curves, targets)) is not None:
+            row.sooner[key] = sooner
+    return row
 
 
 def _notes(runs: Sequence[RunMeasures], rows: Sequence[Row], baseline: str, loss: str) -> list[str]:
@@ -165,18 +267,18 @@ def _notes(runs: Sequence[RunMeasures], rows: Sequence[Row], baseline: str, loss
     for key in ("frechet", "on_the_way"):
         names = sorted({run.names[key] for run in runs if key in run.names})
         if len(names) > 1:
-            notes.append(f"the Fréchet distances are not of one kind and do not compare: {'; '.join(names)}")
+            notes.append(f"the Fréchet distances are of different kinds and do not compare: {'; '.join(names)}")
     if any(row.sooner for row in rows):
         notes.append(
-            f"sooner: the steps at which {baseline} first was at its own final value, over the steps at which the "
-            "variant was there (linear between two measurements), seed by seed"
+            f"sooner: the step at which {baseline} first reaches its own final value, divided by the step at which the "
+            "variant reaches it (linear between two measurements), seed by seed"
         )
     for row in rows:
-        found = row.sooner.get(loss)
-        late = 0 if found is None else len(found.steps) - found.reached
-        if found is not None and late:
+        sooner = row.sooner.get(loss)
+        if sooner is not None and sooner.factor is None:
+            late = len(sooner.steps) - sooner.reached
             notes.append(
-                f"{row.variant} did not reach {baseline}'s final validation loss in {late} of {len(found.steps)} "
-                f"seed(s), so it has no factor; in those it is below {found.at_most:.2f}×"
+                f"{row.variant} did not reach {baseline}'s final validation loss in {late} of {len(sooner.steps)} "
+                f"seed(s), so it has no factor; in those it is below {sooner.at_most:.2f}×"
             )
     return notes

@@ -1,31 +1,61 @@
-"""What a comparison trains: variants × seeds, each a config and a run folder, checked before anything starts."""
+"""What a comparison trains and measures: variants × seeds, each with a config and a run folder, validated first."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from scalelong.errors import ScaleLongError
-from scalelong.experiments.distance import DistanceSpec
+from scalelong.errors import RunError, invalid, unknown
 from scalelong.runs.config import Config, differences
 from scalelong.training.presets import choose
 
 SCALINGS = "none,uniform,cs,ls"
-MOST_SEEDS = 1000
+TAKES_KAPPA = ("uniform", "cs", "cs-reverse")
+MAX_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class DistanceSpec:
+    """The Fréchet distance to measure of every run.
+
+    Args:
+        extractor: `inception` gives FID. `pixels` averages an image to 8×8, 64 numbers per channel, and costs almost
+            nothing: it compares colours, layout and their correlations but no finer content. It is not FID.
+        n: Number of samples.
+        evaluations: Network evaluations per sample; None takes the run's sampler setting.
+    """
+
+    extractor: str = "pixels"
+    n: int = 256
+    evaluations: int | None = None
+
+    def __post_init__(self) -> None:
+        from scalelong.evaluation.extractors import EXTRACTORS
+
+        if self.extractor not in EXTRACTORS:
+            raise unknown("extractor", self.extractor, EXTRACTORS)
+        if self.n < 2:
+            raise invalid("n, the number of samples for the distance,", "an integer >= 2", self.n)
+        if self.evaluations is not None and self.evaluations < 1:
+            raise invalid("evaluations", "an integer >= 1", self.evaluations)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One thing compared: a config, of which every seed makes a run."""
+    """A name and a config. Each seed makes one run of it."""
 
     name: str
     config: Config
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            raise ScaleLongError(f"a variant's name has letters, digits, dots and dashes, not {self.name!r}")
+            raise invalid("the name of a variant", "letters, digits, dots, dashes and underscores", self.name)
 
 
 @dataclass(frozen=True)
@@ -51,66 +81,72 @@ def scaling_variants(
     steps: int | None = None,
     settings: Sequence[str] = (),
 ) -> tuple[Variant, ...]:
-    """A variant for each of `none,uniform,cs,cs:0.5,…`: NAME or NAME:κ. `kappa` is for those of CS that name none."""
+    """One variant per scaling in a list such as `none,uniform,cs,cs:0.5`.
+
+    Args:
+        preset: Name of a preset.
+        scalings: Comma-separated NAME or NAME:κ; the first is the baseline.
+        kappa: κ of `cs` and `cs-reverse` entries that have none of their own.
+        steps: Training steps of every run.
+        settings: `KEY=VALUE` settings of every run.
+    """
     if any(setting.partition("=")[0].strip() == "seed" for setting in settings):
-        raise ScaleLongError("--set seed=…: a comparison takes its seeds from --seeds")
+        raise invalid("--set", "without seed= in a comparison", "seed", "choose the seeds with --seeds")
     variants = []
-    for word in [part.strip() for part in scalings.split(",") if part.strip()]:
+    for word in filter(None, map(str.strip, scalings.split(","))):
         name, colon, number = word.partition(":")
-        own = _number(word, number) if colon else kappa if name in ("cs", "cs-reverse") else None
-        if colon and name not in ("uniform", "cs", "cs-reverse"):
-            raise ScaleLongError(f"scaling {word!r}: a κ goes with uniform, cs and cs-reverse, not with {name!r}")
+        own = kappa if name in ("cs", "cs-reverse") else None
+        if colon:
+            if name not in TAKES_KAPPA:
+                raise invalid("a scaling with :κ", f"one of {', '.join(TAKES_KAPPA)}", word)
+            try:
+                own = float(number)
+            except ValueError:
+                raise invalid(f"κ in scaling {word!r}", "a number", number) from None
         config = choose(preset, scaling=name, kappa=own, steps=steps, settings=list(settings))
         variants.append(Variant(config.scaling.label, config))
-    return checked(variants)
+    return check_variants(variants)
 
 
-def checked(variants: Sequence[Variant]) -> tuple[Variant, ...]:
-    """At least one, and no name twice."""
-    if not variants:
-        raise ScaleLongError(f"a comparison needs at least one scaling, such as {SCALINGS}")
+def check_variants(variants: Sequence[Variant]) -> tuple[Variant, ...]:
+    """Return `variants`; raise an error if there is none or two have the same name."""
     names = [variant.name for variant in variants]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ScaleLongError(f"{', '.join(twice)} is named twice")
+    if not names or len(set(names)) < len(names):
+        raise invalid("scalings", f"one or more different variants, such as {SCALINGS}", ",".join(names))
     return tuple(variants)
 
 
-def parse_seeds(words: str) -> tuple[int, ...]:
-    """`3` → seeds 0, 1, 2; `4,7` or `4,` → these."""
-    text = words.strip()
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts):
-        raise ScaleLongError(f"--seeds is a number of seeds, or seeds with commas between them, not {words!r}")
-    numbers = [int(part) for part in parts]
-    if "," in text:
-        if max(numbers) >= 2**63:
-            raise ScaleLongError(f"a seed is less than 2**63, not {max(numbers)}")
-        return tuple(dict.fromkeys(numbers))
-    if not 1 <= numbers[0] <= MOST_SEEDS:
-        raise ScaleLongError(f"--seeds is 1 … {MOST_SEEDS}, or the seeds themselves (4,7), not {numbers[0]}")
-    return tuple(range(numbers[0]))
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`3` → seeds 0, 1, 2; `4,7` or `4,` → exactly these."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if words and all(word.isdecimal() and len(word) < 20 for word in words):
+        seeds = tuple(dict.fromkeys(int(word) for word in words))
+        if "," in text and max(seeds) < 2**63:
+            return seeds
+        if "," not in text and 1 <= seeds[0] <= MAX_SEEDS:
+            return tuple(range(seeds[0]))
+    raise invalid("--seeds", f"a number of seeds from 1 to {MAX_SEEDS}, or seeds below 2**63 such as 4,7", text)
 
 
 def plan(
     variants: Sequence[Variant], seeds: Sequence[int], out: Path | str, distance: DistanceSpec | None = None
 ) -> tuple[Job, ...]:
-    """Every run, seed by seed so that whole seeds are there early, in folders OUT/VARIANT-seedN."""
-    checked(variants)
+    """All runs, in folders OUT/VARIANT-seedN. Seeds are the outer loop, so the first seeds are complete early."""
+    check_variants(variants)
     if not seeds:
-        raise ScaleLongError("a comparison needs at least one seed")
-    jobs = []
-    for seed in seeds:
-        for variant in variants:
-            config = replace(variant.config, seed=seed)
-            jobs.append(Job(variant.name, seed, config, Path(out) / f"{variant.name}-seed{seed}", distance))
+        raise invalid("seeds", "one or more seeds", tuple(seeds))
+    jobs = tuple(
+        Job(variant.name, seed, replace(variant.config, seed=seed), Path(out) / f"{variant.name}-seed{seed}", distance)
+        for seed in seeds
+        for variant in variants
+    )
     for job in jobs:
         _check_folder(job)
-    return tuple(jobs)
+    return jobs
 
 
 def _check_folder(job: Job) -> None:
-    """A folder of another config is refused now, not by one job an hour later."""
+    """Refuse a folder with another config now, not an hour later when its job starts."""
     from scalelong.runs.run import Run
 
     run = Run(job.folder)
@@ -118,22 +154,15 @@ def _check_folder(job: Job) -> None:
         return
     changed = differences(run.config, job.config)
     if changed:
-        raise ScaleLongError(
-            f"{job.folder} was started with other settings: {'; '.join(changed)}. Give the same ones, or another --out"
+        raise RunError(
+            f"{job.folder} was started with other settings: {'; '.join(changed)}; use the same or another --out"
         )
     try:
-        reached = run.step
-    except ScaleLongError:
+        reached, steps = run.step, job.config.train.steps
+    except RunError:  # no network yet
         return
-    if reached > job.config.train.steps:
-        raise ScaleLongError(
-            f"{job.folder} has {reached} steps already, more than {job.config.train.steps}: "
-            f"give --steps {reached} or more, or another --out"
+    if reached > steps:
+        raise RunError(
+            f"{job.folder} already has {reached} steps, more than {steps}: use --steps {reached} or more, "
+            "or another --out"
         )
-
-
-def _number(word: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ScaleLongError(f"scaling {word!r}: {text!r} is not a number") from None

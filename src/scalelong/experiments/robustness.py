@@ -1,8 +1,7 @@
-"""The robustness of a trained run (the paper's Section 3.3, Fig. 3c): extra noise at the input, and Theorem 3.4.
+"""The robustness of a trained run (Section 3.3, Fig. 3c): how far the output moves when the input is perturbed.
 
-Three views of one question, how far the output moves when the input does: predictions and losses at x_t + δ on held-out
-images, the Fréchet distance of samples whose every evaluation of the network sees x + δ, and the local Lipschitz
-constant beside the theorem's bound.
+Three measurements: predictions and losses at x_t + δ on held-out images; the Fréchet distance of samples when every
+network evaluation sees x + δ; the local Lipschitz constant beside Theorem 3.4's bound.
 """
 
 from __future__ import annotations
@@ -17,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from scalelong.errors import ScaleLongError
+from scalelong.diffusion.network import Denoiser, make_conditions
+from scalelong.errors import ScaleLongError, invalid
 from scalelong.files import write_text
+from scalelong.process import get_process
 from scalelong.progress import track
 from scalelong.robustness.local_lipschitz import LocalLipschitz, local_lipschitz
 from scalelong.robustness.sensitivity import Sensitivity, measure_sensitivity
+from scalelong.runs.generate import Request
+from scalelong.training.examples import Batch, Examples
 
 if TYPE_CHECKING:
     from scalelong.evaluation import FeatureExtractor
     from scalelong.runs.run import Run
-    from scalelong.training.examples import Batch
 
 FILE, FORMAT = "robustness.json", 1
 VARIANCES = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -34,17 +36,17 @@ VARIANCES = (0.003, 0.01, 0.03, 0.1, 0.3)
 
 @dataclass(frozen=True)
 class Distance:
-    """The Fréchet distance of samples made with extra noise of this variance at every evaluation of the network."""
+    """The Fréchet distance of samples with extra noise of this variance at every network evaluation."""
 
     variance: float
     value: float
-    low: float | None  # a 95 % interval over the samples
+    low: float | None  # 95 % interval over the samples
     high: float | None
 
 
 @dataclass(frozen=True)
 class Robustness:
-    """What `scalelong robustness` measures. `edges` are of the timestep bins, in the process's own time."""
+    """The result of `scalelong robustness`. `edges` bound the timestep bins, in the process's own time."""
 
     run: str
     step: int
@@ -52,25 +54,29 @@ class Robustness:
     images: int
     seed: int
     edges: tuple[float, ...]
-    sensitivity: tuple[Sensitivity, ...]  # the first of them without extra noise
-    lipschitz: tuple[LocalLipschitz, ...]  # one a bin
-    points: int  # inputs a bin behind `lipschitz`
+    sensitivity: tuple[Sensitivity, ...]  # the first without extra noise
+    lipschitz: tuple[LocalLipschitz, ...]  # one per bin
+    points: int  # inputs per bin for `lipschitz`
     distances: tuple[Distance, ...] = ()
-    metric: str | None = None  # what the distance is, in words
+    metric: str | None = None  # full name of the distance
     samples: int = 0
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; docs/monitor.md has the format."""
+        """JSON-ready values; docs/monitor.md has the format."""
         values = {"format": FORMAT, **asdict(self)}
         for one, row in zip(self.lipschitz, values["lipschitz"], strict=True):
             row |= {"m0": one.m0, "exceeded": one.exceeded}
         finite: dict[str, Any] = json.loads(json.dumps(values), parse_constant=lambda constant: None)
         return finite
 
+    def save(self, path: Path | str) -> None:
+        """Write robustness.json atomically."""
+        write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
-def measure_run(
-    trained: Run,
+
+def measure_run_robustness(
+    run: Run,
     *,
     variances: Sequence[float] = VARIANCES,
     images: int = 128,
@@ -81,53 +87,49 @@ def measure_run(
     extractor: FeatureExtractor | None = None,
     seed: int = 0,
 ) -> Robustness:
-    """Measure a run's EMA network on held-out images; `extractor` None or `samples` 0 leaves the distances out."""
-    from scalelong.diffusion.network import Denoiser
-    from scalelong.process import get_process
+    """Measure the robustness of a run's EMA network.
 
-    counts = {
-        "images": (images, 1),
-        "draws": (draws, 1),
-        "bins": (bins, 1),
-        "points": (points, 0),
-        "samples": (samples, 0),
-    }
-    for name, (value, least) in counts.items():
+    Args:
+        run: A trained run.
+        variances: σ_δ² of the extra noise; 0 is added.
+        images: Held-out images for predictions and losses.
+        draws: Draws of δ per image.
+        bins: Timestep bins.
+        points: Inputs per bin for the Lipschitz constant; 0 leaves it out.
+        samples: Samples per Fréchet distance; 0 leaves it out.
+        extractor: Features of the distance; None leaves it out.
+        seed: Of δ and of the samples.
+    """
+    for name, value, least in [("images", images, 1), ("draws", draws, 1), ("bins", bins, 1), ("points", points, 0),
+                               ("samples", samples, 0)]:  # fmt: skip
         if value < least:
-            raise ScaleLongError(f"{name} is at least {least}, not {value}")
-    chosen = tuple(sorted({0.0, *(float(v) for v in variances)}))
-    process, net = get_process(trained.config.diffusion.process), trained.net.eval()
-    batch, split = _held_out(trained, images)
+            raise invalid(name, f"an integer >= {least}", value)
+    variances = sorted({0.0, *map(float, variances)})
+    process, net = get_process(run.config.diffusion.process), run.net.eval()
+    batch, split = _held_out(run, images)
     edges = tuple(process.t_max * k / bins for k in range(bins + 1))
-    conditions = {k: v for k, v in {"y": batch.y, "context": batch.context}.items() if v is not None}
     sensitivity = measure_sensitivity(
-        Denoiser(net), process, batch.x_0, batch.t, batch.eps, conditions,
-        variances=chosen, edges=edges, draws=draws, seed=seed,
+        Denoiser(net), process, batch.x_0, batch.t, batch.eps, make_conditions(batch.y, batch.context),
+        variances=variances, edges=edges, draws=draws, seed=seed,
     )  # fmt: skip
-    lipschitz = tuple(_lipschitz(trained, batch, edges, points, seed)) if points else ()
-    distances: tuple[Distance, ...] = ()
-    metric = None
+    lipschitz = _lipschitz(run, batch.part(0, points), edges, seed) if points else []
+    distances, metric = [], None
     if extractor is not None and samples:
-        distances, metric = _distances(trained, chosen, samples, extractor, seed)
+        distances, metric = _distances(run, variances, samples, extractor, seed)
     return Robustness(
-        run=trained.name, step=trained.step, scaling=trained.config.scaling.to_dict(), images=len(batch.x_0), seed=seed,
-        edges=edges, sensitivity=tuple(sensitivity), lipschitz=lipschitz, points=points, distances=distances,
-        metric=metric, samples=samples if distances else 0,
+        run=run.name, step=run.step, scaling=run.config.scaling.to_dict(), images=len(batch.x_0), seed=seed,
+        edges=edges, sensitivity=tuple(sensitivity), lipschitz=tuple(lipschitz), points=points,
+        distances=tuple(distances), metric=metric, samples=samples if distances else 0,
         notes=(f"images of the {split} split", *dict.fromkeys(one.note for one in lipschitz if one.note)),
     )  # fmt: skip
 
 
-def save(result: Robustness, path: Path | str) -> None:
-    """Write robustness.json, whole or not at all."""
-    write_text(path, json.dumps(result.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
 class Perturbed(nn.Module):
-    """A network that sees x + δ, δ ~ N(0, σ_δ²·I) drawn anew at every evaluation from a generator of its own."""
+    """A network that sees x + δ; each evaluation draws δ ~ N(0, σ_δ²·I) from a generator of its own."""
 
     def __init__(self, net: nn.Module, variance: float, seed: int) -> None:
         super().__init__()
-        self.module = net  # the name under which a wrapped network is looked for
+        self.module = net  # the attribute under which `Denoiser` finds a wrapped network
         self.deviation = variance**0.5
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -136,47 +138,38 @@ class Perturbed(nn.Module):
         return self.module(x + delta.to(x), *args, **kwargs)
 
 
-def _held_out(trained: Run, images: int) -> tuple[Batch, str]:
-    """A fixed batch of the validation split, or of the training split where there is none."""
-    from scalelong.training.examples import Examples
-
-    config = trained.config
+def _held_out(run: Run, images: int) -> tuple[Batch, str]:
+    """A fixed batch of the validation split, or of the training split if the data have no other."""
+    data = run.config.data
     try:
-        return Examples(config, config.data.validation).probe(images), config.data.validation
+        return Examples(run.config, data.validation).probe(images), data.validation
     except ScaleLongError:
-        return Examples(config, config.data.split).probe(images), config.data.split
+        return Examples(run.config, data.split).probe(images), data.split
 
 
-def _lipschitz(trained: Run, batch: Batch, edges: Sequence[float], points: int, seed: int) -> list[LocalLipschitz]:
-    """At the first `points` inputs, their times moved to the middle of each bin."""
-    from scalelong.diffusion.network import Denoiser
-    from scalelong.process import get_process
-
-    process, part = get_process(trained.config.diffusion.process), batch.part(0, points)
-    conditions = Denoiser(trained.net).arguments(part.y, part.context)
-    found = []
+def _lipschitz(run: Run, batch: Batch, edges: Sequence[float], seed: int) -> list[LocalLipschitz]:
+    """The constants at the inputs of `batch`, with their times moved to the middle of each bin."""
+    process = get_process(run.config.diffusion.process)
+    conditions: dict[str, Any] = {**Denoiser(run.net).arguments(batch.y, batch.context)}
+    constants = []
     for low, high in track(list(pairwise(edges)), "Lipschitz constants"):
-        t = torch.full_like(part.t, (low + high) / 2)
-        x_t = process.add_noise(part.x_0, part.eps, t)
-        found.append(local_lipschitz(trained.net, x_t, process.network_time(t), seed=seed, **conditions))
-    return found
+        t = torch.full_like(batch.t, (low + high) / 2)
+        x_t = process.add_noise(batch.x_0, batch.eps, t)
+        constants.append(local_lipschitz(run.net, x_t, process.network_time(t), seed=seed, **conditions))
+    return constants
 
 
 def _distances(
-    trained: Run, variances: Sequence[float], samples: int, extractor: FeatureExtractor, seed: int
-) -> tuple[tuple[Distance, ...], str]:
-    from scalelong.runs.evaluate import evaluate_network
-    from scalelong.runs.generate import Request
-
-    config, found, metric = trained.config, [], ""
+    run: Run, variances: Sequence[float], samples: int, extractor: FeatureExtractor, seed: int
+) -> tuple[list[Distance], str]:
+    sampling, distances, metric = run.config.sample, [], ""
     request = Request(
-        n=samples, sampler=config.sample.sampler, steps=config.sample.steps, guidance=config.sample.guidance,
-        seed=seed, batch_size=min(samples, 256),
+        n=samples, sampler=sampling.sampler, steps=sampling.steps, guidance=sampling.guidance, seed=seed,
+        batch_size=min(samples, 256),
     )  # fmt: skip
     for variance in track(variances, "samples with extra noise"):
-        net = Perturbed(trained.net, variance, seed)
-        evaluation = evaluate_network(net, config, trained.facts, trained.step, request, extractor=extractor)
+        evaluation = run.evaluate(request, extractor=extractor, net=Perturbed(run.net, variance, seed))
         frechet, metric = next(iter(evaluation.values.values())), evaluation.card.metric
         ends = (None, None) if frechet.interval is None else (frechet.interval.low, frechet.interval.high)
-        found.append(Distance(variance, frechet.value, *ends))
-    return tuple(found), metric
+        distances.append(Distance(variance, frechet.value, *ends))
+    return distances, metric

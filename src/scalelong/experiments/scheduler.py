@@ -1,4 +1,4 @@
-"""Run jobs in processes of their own, so many side by side, until all have ended or somebody stops them."""
+"""Run jobs in separate processes, one per slot, until all have ended or a signal stops them."""
 
 from __future__ import annotations
 
@@ -10,36 +10,78 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
-from scalelong.experiments.distance import is_measured
+from scalelong.errors import invalid
 from scalelong.experiments.plan import Job
-from scalelong.experiments.slots import Slot
+from scalelong.experiments.worker import is_finished
 from scalelong.runs.logs import last_lines
 
 WORKER = [sys.executable, "-m", "scalelong.experiments.worker"]
-DISTRIBUTED = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)  # each run is alone
-POLL = 0.2  # seconds between two looks
-GRACE = 60.0  # seconds for a checkpoint, should the scheduler itself fail
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# Each run is a single process, even if the comparison itself was launched by torchrun.
+DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+POLL = 0.2  # seconds between two checks of the processes
+GRACE = 60.0  # seconds to write a checkpoint if the scheduler itself fails
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one job at a time, with the environment variables of its process."""
+
+    name: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def make_slots(
+    jobs: int, limit: int | None = None, *, gpus: list[str] | None = None, cores: int | None = None
+) -> list[Slot]:
+    """Slots for `jobs` runs: one per GPU, otherwise one per core, or `limit` (--jobs) of them.
+
+    The cores are divided among the slots. Two torch processes of two threads each on two cores slow each other down up
+    to fifty-fold, because their threads spin while they wait. A smaller OMP_NUM_THREADS of the user is respected.
+    """
+    if limit is not None and limit < 1:
+        raise invalid("--jobs", "an integer >= 1", limit)
+    gpus = visible_gpus() if gpus is None else gpus
+    cores = usable_cores() if cores is None else cores
+    count = max(1, min(jobs, limit or len(gpus) or cores))
+    threads, own = max(1, cores // count), os.environ.get("OMP_NUM_THREADS", "")
+    if own.isdecimal() and int(own):
+        threads = min(threads, int(own))
+    slots = []
+    for k in range(count):
+        slot = Slot(f"{threads} thread(s)", dict.fromkeys(THREADS, str(threads)))
+        if gpus:
+            gpu = gpus[k % len(gpus)]
+            slot = Slot(f"gpu {gpu}", slot.environment | {"CUDA_VISIBLE_DEVICES": gpu})
+        slots.append(slot)
+    return slots
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; in a container these may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: indices or UUIDs."""
+    import torch
+
+    count = torch.cuda.device_count()  # asks the driver and allocates nothing on a GPU
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return names[:count] if names else [str(k) for k in range(count)]
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job ended: `code` as a process gives it (negative: the signal that killed it), None if it never ran."""
+    """How a job ended. `code` is the exit code (negative: killed by that signal), or None if the job never started."""
 
     job: Job
     code: int | None
-    lines: tuple[str, ...] = ()  # the last of its log, where it failed
+    lines: tuple[str, ...] = ()  # the end of its log, if it failed
     seconds: float = 0.0
 
     @property
@@ -48,31 +90,27 @@ class Ending:
 
     @property
     def stopped(self) -> bool:
-        """Ended by the request to stop, or not started because of it."""
+        """Whether a request to stop ended the job or kept it from starting."""
         return self.code is None or self.code in (-signal.SIGTERM, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 
     def reason(self) -> str:
-        """One clause for people."""
+        """What happened, as the end of a sentence that starts with the job's name."""
         if self.ran:
             return "done"
         if self.code is None:
             return "was not started"
         if self.code < 0:
-            try:
-                return f"was killed by {signal.Signals(-self.code).name}"
-            except ValueError:
-                return f"was killed by signal {-self.code}"
-        if self.stopped:
-            return "was stopped after a checkpoint"
-        return f"failed with exit code {self.code}"
+            known = -self.code in set(signal.Signals)
+            return f"was killed by {signal.Signals(-self.code).name if known else f'signal {-self.code}'}"
+        return "was stopped after a checkpoint" if self.stopped else f"failed with exit code {self.code}"
 
 
-class Watcher(Protocol):
-    """Who shows what happens."""
+class Display(Protocol):
+    """Shows the state of the jobs."""
 
     def started(self, job: Job, slot: Slot) -> None: ...
     def ended(self, ending: Ending) -> None: ...
-    def look(self) -> None: ...
+    def refresh(self) -> None: ...
     def say(self, line: str) -> None: ...
 
 
@@ -85,135 +123,98 @@ class _Running:
 
 
 def run_jobs(
-    jobs: Sequence[Job], slots: Sequence[Slot], logs: Path, watcher: Watcher
+    jobs: Sequence[Job], slots: Sequence[Slot], logs: Path, display: Display
 ) -> tuple[tuple[Ending, ...], int | None]:
-    """How each job ended, in the given order, and the signal that stopped them all, if one did.
+    """Run all jobs. Returns how each ended, in the order of `jobs`, and the signal that stopped them, if any.
 
-    A job that fails does not stop the others. SIGINT and SIGTERM are passed on as SIGTERM, on which a run writes a
-    checkpoint and leaves; a second one kills.
+    A job that fails does not stop the others. SIGINT and SIGTERM are forwarded as SIGTERM, on which a run writes a
+    checkpoint and exits; a second signal kills.
     """
     endings: dict[str, Ending] = {}
-    waiting: list[Job] = []
+    waiting = [job for job in jobs if not is_finished(job)]
     for job in jobs:
-        if is_finished(job):
+        if job not in waiting:
             endings[job.name] = Ending(job, 0)
-            watcher.ended(endings[job.name])
-        else:
-            waiting.append(job)
+            display.ended(endings[job.name])
     running: list[_Running] = []
     free = list(slots)
-    with _signals() as received:
+    with _record_signals() as received:
         try:
-            told = 0
+            forwarded = 0
             while running or (waiting and not received):
                 while waiting and free and not received:
                     running.append(_start(waiting.pop(0), free.pop(0), logs))
-                    watcher.started(running[-1].job, running[-1].slot)
-                if len(received) > told:
-                    told = len(received)
-                    _pass_on(running, watcher, kill=told > 1)
+                    display.started(running[-1].job, running[-1].slot)
+                if len(received) > forwarded:
+                    forwarded = len(received)
+                    _stop(running, display, kill=forwarded > 1)
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
                     free.insert(0, one.slot)
                     endings[one.job.name] = _ending(one, logs)
-                    watcher.ended(endings[one.job.name])
-                watcher.look()
+                    display.ended(endings[one.job.name])
+                display.refresh()
                 time.sleep(POLL)
-        finally:  # whatever happened here, no run is left behind
+        finally:  # leave no process behind, whatever failed here
             for one in running:
                 one.process.terminate()
             for one in running:
                 try:
-                    one.process.wait(GRACE)
+                    one.process.communicate(timeout=GRACE)
                 except subprocess.TimeoutExpired:
                     one.process.kill()
-                    one.process.wait()
-                _let_go(one)
+                    one.process.communicate()
     for job in waiting:
         endings[job.name] = Ending(job, None)
     return tuple(endings[job.name] for job in jobs), (received[0] if received else None)
 
 
-def is_finished(job: Job) -> bool:
-    """Whether all that a job makes is there already, so that no process need start to see it."""
-    try:
-        step = json.loads((job.folder / "model" / "step.json").read_text(encoding="utf-8"))["step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    if step != job.config.train.steps:
-        return False
-    return job.distance is None or is_measured(job.folder, job.distance, step)
-
-
-def log_of(job: Job, logs: Path) -> Path:
-    return logs / f"{job.name}.log"
-
-
 def _start(job: Job, slot: Slot, logs: Path) -> _Running:
     logs.mkdir(parents=True, exist_ok=True)
-    words = {
+    message = {
         "config": job.config.to_dict(),
         "folder": str(job.folder),
         "distance": None if job.distance is None else job.distance.to_dict(),
     }
-    with open(log_of(job, logs), "ab") as log:
+    with open(logs / f"{job.name}.log", "ab") as log:
         process = subprocess.Popen(
             WORKER,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={k: v for k, v in os.environ.items() if k not in DISTRIBUTED} | slot.environment,
-            start_new_session=True,  # a terminal's Ctrl-C comes to us alone, and we pass it on once
+            env={key: value for key, value in os.environ.items() if key not in DISTRIBUTED} | slot.environment,
+            start_new_session=True,  # a Ctrl-C in the terminal reaches only us, and we forward it once
         )
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it may have ended already, and its log says why
-        process.stdin.write(json.dumps(words).encode() + b"\n")
-        process.stdin.flush()  # and left open: its end tells the run that we are gone
+    with suppress(BrokenPipeError):  # the process may have ended already; its log says why
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+        process.stdin.flush()  # stays open: when it closes, the run knows that the comparison is gone
     return _Running(job, slot, process, time.monotonic())
 
 
 def _ending(one: _Running, logs: Path) -> Ending:
+    one.process.communicate()  # closes its standard input
     code = one.process.returncode
-    _let_go(one)
-    lines = tuple(last_lines(log_of(one.job, logs))) if code != 0 else ()
+    lines = tuple(last_lines(logs / f"{one.job.name}.log")) if code != 0 else ()
     return Ending(one.job, code, lines, time.monotonic() - one.started)
 
 
-def _let_go(one: _Running) -> None:
-    if one.process.stdin is not None:
-        with suppress(BrokenPipeError):
-            one.process.stdin.close()
-
-
-def _pass_on(running: Sequence[_Running], watcher: Watcher, kill: bool) -> None:
+def _stop(running: Sequence[_Running], display: Display, kill: bool) -> None:
     for one in running:
-        if kill:
-            one.process.kill()
-        else:
-            one.process.terminate()
+        one.process.kill() if kill else one.process.terminate()
     if running:
-        many = f"{len(running)} run(s)"
-        watcher.say(
-            f"killing {many}"
-            if kill
-            else f"stopping {many}: each writes a checkpoint and the same command goes on; once more kills"
-        )
+        after = "" if kill else ": each writes a checkpoint and the same command resumes; interrupt again to kill"
+        display.say(f"{'killing' if kill else 'stopping'} {len(running)} run(s){after}")
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM, noted instead of acted on."""
+def _record_signals() -> Iterator[list[int]]:
+    """Record SIGINT and SIGTERM instead of acting on them."""
     received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
     before = {}
-    try:
+    with suppress(ValueError):  # not the main thread: somebody else handles signals
         for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, note)
-    except ValueError:  # not the main thread: somebody else handles signals
-        pass
+            before[number] = signal.signal(number, lambda number, frame: received.append(number))
     try:
         yield received
     finally:

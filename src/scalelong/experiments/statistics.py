@@ -1,7 +1,7 @@
-"""Means over seeds with Student's t intervals, and comparisons paired by seed.
+"""Statistics over seeds: means with Student's t intervals, ratios paired by seed, and acceleration factors.
 
-Runs that share a seed share their data order, noise and initial weights, so that much of what differs between seeds
-is common to them. Comparing seed by seed takes it out; comparing two means does not.
+Runs of one seed share their data order, noise and initial weights, so most of what differs between seeds is common to
+them. A ratio that is paired by seed removes it; a comparison of two means does not.
 """
 
 from __future__ import annotations
@@ -9,16 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scalelong.errors import ScaleLongError
+import numpy as np
+
+from scalelong._text import number
+from scalelong.errors import invalid, require
+
+if TYPE_CHECKING:
+    from scalelong.runs.logs import Series
 
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over `n` values; `low` and `high` are None where one value alone gives no interval."""
+    """A mean over `n` values with its interval; `low` and `high` are None for a single value."""
 
     mean: float
     low: float | None
@@ -31,8 +37,11 @@ class Estimate:
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """The mean of independent values and its Student t interval: mean ± t_{n−1} · s/√n."""
-    _check(values, confidence)
+    """Mean of independent values with its Student t interval: mean ± t_{n−1} · s/√n."""
+    if not values or not all(map(math.isfinite, values)):
+        raise invalid("values", "one or more finite numbers", list(values))
+    if not 0 < confidence < 1:
+        raise invalid("confidence", "a number between 0 and 1", confidence)
     n, mean = len(values), math.fsum(values) / len(values)
     if n < 2:
         return Estimate(mean, None, None, n, confidence)
@@ -41,32 +50,124 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Es
     return Estimate(mean, mean - half, mean + half, n, confidence)
 
 
+def t_quantile(probability: float, degrees: int) -> float:
+    """Quantile of Student's t distribution."""
+    return float(require("scipy.special", "train", "confidence intervals").stdtrit(degrees, probability))
+
+
 def paired_ratio(
     values: Mapping[int, float], baseline: Mapping[int, float], confidence: float = CONFIDENCE
 ) -> Estimate | None:
-    """The geometric mean of value/baseline over the seeds that both have, with the paired t interval of its logarithm.
+    """Geometric mean of value/baseline over the seeds in both, with the paired t interval of its logarithm.
 
-    A ratio, for losses, distances, oscillations and times are positive and compared by factors. None where no seed
-    is in both or a value is not positive.
+    Losses, distances, oscillations and times are positive, so factors compare them. Returns None if no seed is in
+    both or a value is not positive.
     """
-    shared = sorted(set(values) & set(baseline))
-    if not shared or any(not (_positive(values[s]) and _positive(baseline[s])) for s in shared):
+    seeds = sorted(values.keys() & baseline.keys())
+    if not seeds or not all(0 < side[seed] < math.inf for seed in seeds for side in (values, baseline)):
         return None
-    logs = mean_interval([math.log(values[s] / baseline[s]) for s in shared], confidence)
+    logs = mean_interval([math.log(values[seed] / baseline[seed]) for seed in seeds], confidence)
     low, high = (None if end is None else math.exp(min(end, 700.0)) for end in (logs.low, logs.high))
     return Estimate(math.exp(logs.mean), low, high, logs.n, confidence)
 
 
-def t_quantile(share: float, freedom: int) -> float:
-    """The quantile of Student's t distribution."""
-    from scalelong.errors import require
+@dataclass(frozen=True)
+class Acceleration:
+    """How much sooner a variant reaches the baseline's final value; `factor` 1.5 means two thirds of its steps.
 
-    special = require("scipy.special", "train", "confidence intervals")
-    return float(special.stdtrit(freedom, share))
+    steps     seed → the first step at or below the baseline's final value; None if the run never reaches it
+    baseline  seed → the same step of the baseline itself, which may lie before its end
+    factor    geometric mean of baseline/steps over seeds; None if a seed never reaches the value, because a mean over
+              the others would drop exactly the slow ones
+    at_most   the largest factor those seeds could still have: they would reach it right after their last step
+    """
+
+    steps: dict[int, float | None]
+    baseline: dict[int, float]
+    factor: Estimate | None
+    at_most: float | None
+
+    @property
+    def reached(self) -> int:
+        """Number of seeds that reach the value."""
+        return sum(step is not None for step in self.steps.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"reached": self.reached, "seeds": len(self.steps)}
+
+    def __str__(self) -> str:
+        """1.31× [1.10, 1.55], or in how many seeds the value was reached."""
+        if self.factor is None:
+            return f"reached in {self.reached} of {len(self.steps)}"
+        mean, low, high = self.factor.mean, self.factor.low, self.factor.high
+        return f"{mean:.2f}×" if low is None else f"{mean:.2f}× [{low:.2f}, {high:.2f}]"
 
 
-def statement(seeds: int, confidence: float = CONFIDENCE) -> str:
-    """What the figures of a comparison are, in words that belong beside them."""
+def acceleration(
+    curves: Mapping[int, Series], baseline: Mapping[int, Series], confidence: float = CONFIDENCE
+) -> Acceleration | None:
+    """Compare curves seed by seed. Both sides are timed the same way, so equal curves give exactly 1.
+
+    A noisy curve touches its final value before its end. To count the baseline's full length against a variant's first
+    touch would favour every variant.
+    """
+    steps: dict[int, float | None] = {}
+    reference: dict[int, float] = {}
+    bounds = []
+    for seed in sorted(curves.keys() & baseline.keys()):
+        curve, target = curves[seed].finite(), baseline[seed].last
+        if target is None or not len(curve):
+            continue
+        own = first_reached(baseline[seed], target)
+        assert own is not None
+        reference[seed], steps[seed] = own, first_reached(curve, target)
+        if steps[seed] is None:
+            bounds.append(own / float(curve.steps[-1]))
+    if not steps:
+        return None
+    reached = {seed: step for seed, step in steps.items() if step is not None}
+    factor = None if bounds else paired_ratio(reference, reached, confidence)  # inverted: fewer steps, larger factor
+    return Acceleration(steps, reference, factor, max(bounds) if bounds else None)
+
+
+def first_reached(curve: Series, target: float) -> float | None:
+    """First step at which `curve` is at or below `target`, interpolated linearly between two measurements."""
+    curve = curve.finite()
+    below = np.flatnonzero(curve.values <= target)
+    if not len(below):
+        return None
+    k = int(below[0])
+    if k == 0:
+        return float(curve.steps[0])
+    (s0, s1), (v0, v1) = curve.steps[k - 1 : k + 1], curve.values[k - 1 : k + 1]
+    return float(s0 + (s1 - s0) * (v0 - target) / (v0 - v1))
+
+
+# ------------------------------------------------------------------------------------------------------ as text
+
+
+def plus_minus(estimate: Estimate) -> str:
+    """0.4321 ± 0.0012: the mean and half the width of the interval."""
+    if estimate.low is None or estimate.high is None:
+        return number(estimate.mean)
+    half = (estimate.high - estimate.low) / 2
+    return f"{number(estimate.mean)} ± {f'{half:,.0f}' if half >= 100 else f'{half:.2g}'}"
+
+
+def change(ratio: Estimate) -> str:
+    """A ratio as a change, −2.1 % [−3.0, −1.2], or far from 1 as a factor, ×0.31 [0.24, 0.4]."""
+    ends = [end for end in (ratio.low, ratio.high) if end is not None]
+    if not 0.5 < ratio.mean < 2 or any(not 0.25 < end < 4 for end in ends):
+        mean, *texts = (f"{value:.3g}" for value in (ratio.mean, *ends))
+        mean = f"×{mean}"
+    else:
+        mean, *texts = (f"{(value - 1) * 100:+.1f}".replace("-", "−") for value in (ratio.mean, *ends))
+        mean += " %"
+    return f"{mean} [{', '.join(texts)}]" if texts else mean
+
+
+def statistics_note(seeds: int, confidence: float = CONFIDENCE) -> str:
+    """How the numbers of a comparison are computed, to print beside them."""
     if seeds < 2:
         return (
             "One seed: there is no interval, and a difference may be chance. "
@@ -78,16 +179,3 @@ def statement(seeds: int, confidence: float = CONFIDENCE) -> str:
         f"baseline's run of the same seed, with the {confidence * 100:g} % paired t interval of their logarithms. "
         "Intervals are not corrected for the number of comparisons."
     )
-
-
-def _check(values: Sequence[float], confidence: float) -> None:
-    if not values:
-        raise ScaleLongError("a mean needs at least one value")
-    if any(not math.isfinite(value) for value in values):
-        raise ScaleLongError(f"a mean of values that are not finite has no meaning: {list(values)}")
-    if not 0 < confidence < 1:
-        raise ScaleLongError(f"confidence is between 0 and 1, not {confidence}")
-
-
-def _positive(value: float) -> bool:
-    return math.isfinite(value) and value > 0

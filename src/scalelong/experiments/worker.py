@@ -1,7 +1,7 @@
-"""One run of a comparison in a process of its own: `python -m scalelong.experiments.worker` with the job on its input.
+"""One run of a comparison in its own process: `python -m scalelong.experiments.worker` with the job on standard input.
 
-Its input stays open as long as the comparison lives. When it ends (the comparison was killed, say) the run
-stops as on SIGTERM: with a checkpoint, so that nothing trains on unseen and the same command goes on.
+Standard input stays open while the comparison lives. When it closes (the comparison was killed, for example), the run
+stops as on SIGTERM: it writes a checkpoint, so nothing keeps training unnoticed and the same command resumes.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scalelong.errors import MissingExtraError, ScaleLongError
+from scalelong.errors import MissingExtraError, RunError, ScaleLongError
+from scalelong.experiments.plan import DistanceSpec, Job
 
-RESOURCES = "resources.json"
-PATIENCE = 30.0  # seconds that a former process of the same run has to write its checkpoint
+if TYPE_CHECKING:
+    from scalelong.runs.run import Run
+
+LOCK_TIMEOUT = 30.0  # seconds to wait for an earlier process of the same run to write its last checkpoint
 
 
 def main() -> None:
     job = json.loads(_first_line(sys.stdin.fileno()))
-    threading.Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
+    threading.Thread(target=_stop_when_closed, args=(sys.stdin.fileno(),), daemon=True).start()
     try:
         raise SystemExit(run_job(job))
     except (ScaleLongError, MissingExtraError, OSError) as error:
@@ -32,91 +34,117 @@ def main() -> None:
 
 
 def run_job(job: dict[str, Any]) -> int:
-    """Train, then measure the distance; what it took stands in RUN/resources.json. Returns the exit code."""
-    from scalelong.experiments.distance import DistanceSpec, is_measured, measure_distance
+    """Train, measure the distance, and record time and memory in RUN/resources.json. Returns the exit code."""
     from scalelong.runs.config import Config
     from scalelong.runs.run import Run
     from scalelong.training.loop import train
 
     started = time.monotonic()
-    config, folder = Config.from_dict(job["config"]), Path(job["folder"])
-    _wait_for_lock(Run(folder))
+    config, run = Config.from_dict(job["config"]), Run(job["folder"])
+    _wait_for_lock(run)
     try:
-        result = train(config, folder)
+        result = train(config, run.folder)
     finally:
-        _record(folder, started)
+        _record_resources(run, started)
     if not result.finished:
         return 128 + (result.signal or 0)
     if job["distance"] is not None:
         spec = DistanceSpec(**job["distance"])
-        if not is_measured(folder, spec, config.train.steps):
+        if not has_distance(run, spec, config.train.steps):
             print(f"Fréchet distance: {spec.n} samples", file=sys.stderr, flush=True)
-            measure_distance(folder, spec)
+            measure_distance(run, spec)
     return 0
 
 
+def is_finished(job: Job) -> bool:
+    """Whether the folder already has everything that the job makes, so that no process needs to start."""
+    from scalelong.runs.run import Run
+
+    run = Run(job.folder)
+    try:
+        step = run.step
+    except RunError:
+        return False
+    return step == job.config.train.steps and (job.distance is None or has_distance(run, job.distance, step))
+
+
+def has_distance(run: Run, spec: DistanceSpec, step: int) -> bool:
+    """Whether RUN/distance.json belongs to this step and this spec."""
+    card = run.evaluations.get("compare", {}).get("card", {})
+    generation = card.get("generation") or {}
+    metric = str(card.get("metric", ""))
+    return bool(
+        (metric == "FID" if spec.extractor == "inception" else f" {spec.extractor} (not FID)" in metric)
+        and card.get("n") == spec.n
+        and generation.get("step") == step
+        and spec.evaluations in (None, generation.get("evaluations"))
+    )
+
+
+def measure_distance(run: Run, spec: DistanceSpec) -> None:
+    """Compare samples of the run's EMA network with its training data and write RUN/distance.json."""
+    from scalelong.evaluation import build_extractor
+    from scalelong.runs.generate import Request, best_device
+
+    device, sampling = best_device(), run.config.sample
+    request = Request(
+        n=spec.n, sampler=sampling.sampler, steps=spec.evaluations or sampling.steps, guidance=sampling.guidance,
+        batch_size=min(spec.n, 256),
+    )  # fmt: skip
+    extractor: Any = build_extractor(spec.extractor)
+    run.evaluate(request, extractor=extractor.to(device), net=run.net.to(device), save_as="compare")
+
+
 def _first_line(source: int) -> bytes:
-    """Read without a buffer: Python cannot shut down while a thread waits inside one."""
+    """Read without a buffer: Python cannot shut down while a thread waits inside a buffered read."""
     line = b""
     while not line.endswith(b"\n") and (part := os.read(source, 1 << 16)):
         line += part
     return line
 
 
-def _stop_at_end(source: int) -> None:
+def _stop_when_closed(source: int) -> None:
     while os.read(source, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _wait_for_lock(run: Any) -> None:
-    """A comparison that was killed leaves runs that are writing their last checkpoint: let them."""
-    until = time.monotonic() + PATIENCE
+def _wait_for_lock(run: Run) -> None:
+    """Wait for the runs of a killed comparison, which may still write their last checkpoint."""
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             with run.locked():
                 return
-        except ScaleLongError:
-            if time.monotonic() > until:
+        except RunError:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
 
-def _record(folder: Path, started: float) -> None:
-    """Add this process's time to RUN/resources.json; of memory, keep the most that any process had."""
+def _record_resources(run: Run, started: float) -> None:
+    """Add this process's time to RUN/resources.json, and keep the largest memory of any process."""
     import torch
 
     from scalelong.files import write_text
 
-    if not folder.is_dir():
+    if not run.folder.is_dir():
         return
-    before = read_resources(folder)
+    before = run.resources
+    gpu_memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     now = {
         "cpu_seconds": before.get("cpu_seconds", 0.0) + time.process_time(),
         "wall_seconds": before.get("wall_seconds", 0.0) + time.monotonic() - started,
         "peak_memory": max(before.get("peak_memory", 0), _peak_memory()),
-        "peak_gpu_memory": max(
-            before.get("peak_gpu_memory", 0), torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        ),
+        "peak_gpu_memory": max(before.get("peak_gpu_memory", 0), gpu_memory),
         "processes": before.get("processes", 0) + 1,
         "threads": torch.get_num_threads(),
     }
-    write_text(folder / RESOURCES, json.dumps({k: round(v, 3) for k, v in now.items()}) + "\n")
-
-
-def read_resources(folder: Path) -> dict[str, Any]:
-    """What RUN/resources.json holds: times in seconds, memory in bytes; empty where there is none."""
-    try:
-        facts = json.loads((folder / RESOURCES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(facts, dict):
-        return {}
-    return {k: v for k, v in facts.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    write_text(run.folder / "resources.json", json.dumps({key: round(value, 3) for key, value in now.items()}) + "\n")
 
 
 def _peak_memory() -> int:
-    """Bytes that this process held at most; 0 where the system does not tell."""
+    """Largest resident memory of this process in bytes; 0 where the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import ScaleLongError
-from scalelong.experiments.statistics import mean_interval, paired_ratio
-from scalelong.experiments.table import plus_minus
+from scalelong.experiments.statistics import mean_interval, paired_ratio, plus_minus
 from scalelong.paper.drawing import EXTRA, GRAY, color, log_scale
 from scalelong.paper.judge import Claim, Outcome, Region, Table, above, below, cell, label, mean
 from scalelong.paper.study import Trained
@@ -102,10 +101,11 @@ def _add_noise(outcome: Outcome, trained: Trained) -> None:
 
 def sensitivity(folder: Path) -> dict[str, dict[float, float]]:
     """Return loss and gain of a run's EMA network by the variance of the extra noise."""
-    from scalelong.experiments.robustness import measure_run
+    from scalelong.experiments.robustness import measure_run_robustness
     from scalelong.runs.run import load_run
 
-    rows = measure_run(load_run(folder), variances=VARIANCES, images=128, draws=2, points=0, samples=0).sensitivity
+    run = load_run(folder)
+    rows = measure_run_robustness(run, variances=VARIANCES, images=128, draws=2, points=0, samples=0).sensitivity
     return {
         "loss": {row.variance: row.overall.loss for row in rows},
         "gain": {row.variance: row.overall.gain for row in rows},

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalelong.experiments.statistics import Estimate, mean_interval
-from scalelong.experiments.table import change, plus_minus
+from scalelong.experiments.statistics import Estimate, change, mean_interval, plus_minus
 from scalelong.paper.study import Trained
 
 AGREES = "agrees"

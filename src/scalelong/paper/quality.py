@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from scalelong.experiments.measures import CURVES as TITLES
+from scalelong.experiments.comparison import CURVES as TITLES
 from scalelong.paper.drawing import GRAY, color, log_scale
 from scalelong.paper.judge import (
     Claim,
@@ -126,13 +126,13 @@ def invalid_distance(trained: Trained) -> list[str]:
 
 def mean_image_distance(trained: Trained) -> float:
     """Return tr Σ of the data's features: the Fréchet distance of samples that all equal the mean of the data."""
-    from scalelong.experiments.distance import build
+    from scalelong.evaluation import build_extractor
     from scalelong.runs.evaluate import training_reference
 
     spec = trained.study.distance_spec()
     assert spec is not None
     config = trained.study.config(trained.study.scalings[0])
-    return float(training_reference(config, build(spec.extractor)).features.moments.covariance.trace())
+    return float(training_reference(config, build_extractor(spec.extractor)).features.moments.covariance.trace())
 
 
 def figure_5(studies: Sequence[Trained], size: str) -> Outcome:

@@ -8,18 +8,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalelong.experiments.acceleration import acceleration
-from scalelong.experiments.comparison import judged_by
-from scalelong.experiments.measures import RunMeasures, measure_run
-from scalelong.experiments.plan import Variant, checked, plan
-from scalelong.experiments.scheduler import is_finished
-from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio
+from scalelong.experiments.comparison import RunMeasures, measure_run, ranking_loss
+from scalelong.experiments.plan import DistanceSpec, Variant, check_variants, plan
+from scalelong.experiments.statistics import Estimate, acceleration, mean_interval, paired_ratio
+from scalelong.experiments.worker import is_finished
 from scalelong.runs.logs import EMPTY, Series
 from scalelong.runs.run import Run
 from scalelong.runs.watch_log import WatchLog
 
 if TYPE_CHECKING:
-    from scalelong.experiments.distance import DistanceSpec
     from scalelong.runs.config import Config
     from scalelong.scaling import Scaling
 
@@ -58,11 +55,9 @@ class Study:
 
     def variants(self, steps: int | None = None) -> tuple[Variant, ...]:
         """Return one variant per scaling, named by its label: none, uniform, cs-0.7, …"""
-        return checked([Variant(spec.label, self.config(spec, steps)) for spec in self.scalings])
+        return check_variants([Variant(spec.label, self.config(spec, steps)) for spec in self.scalings])
 
     def distance_spec(self) -> DistanceSpec | None:
-        from scalelong.experiments.distance import DistanceSpec
-
         return None if self.distance is None else DistanceSpec(*self.distance)
 
     def folder(self, out: Path, steps: int | None = None) -> Path:
@@ -105,7 +100,7 @@ class Trained:
     @property
     def loss(self) -> str:
         """The validation loss that variants are compared by, as in `scalelong compare`."""
-        return judged_by(self.runs)
+        return ranking_loss(self.runs)
 
     def of(self, variant: str) -> list[RunMeasures]:
         return [run for run in self.runs if run.variant == variant]
@@ -161,6 +156,6 @@ def read_trained(study: Study, out: Path, seeds: Sequence[int] | None = None, st
         steps=steps,
         seeds=seeds,
         variants=tuple(dict.fromkeys(job.variant for job in jobs)),
-        runs=tuple(measure_run(job.folder, job.variant, job.seed) for job in finished),
+        runs=tuple(measure_run(Run(job.folder), job.variant, job.seed) for job in finished),
         missing=tuple(f"{study.name}/{job.name}" for job in jobs if job not in finished),
     )

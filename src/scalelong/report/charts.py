@@ -1,165 +1,197 @@
-"""What the page's script draws: every chart as numbers, thinned, and the look of every run."""
+"""The data that the page's script draws: every chart as numbers, thinned, and the color and dashes of every run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from scalelong.experiments.comparison import Comparison
-from scalelong.experiments.table import change
+from scalelong.experiments.statistics import change
 from scalelong.report.read import RunView, labels
-from scalelong.report.thin import number, numbers, thin
 from scalelong.runs.logs import Floats, Series
 from scalelong.runs.watch_log import WatchLog
 
-COLOURS = 8
-PANEL_POINTS = 90
-CS_RANGE = (0.5, 0.95)  # Section 4.1's range of kappa, the shaded area of Fig. 7
-FOREST = (
-    "val_loss",
-    "val_loss_ema",
-    "frechet",
-    "on_the_way",
-    "feature_oscillation",
-    "middle_oscillation",
-    "gradient_oscillation",
-)
+STYLES = 8  # colors and dash patterns of the page
+POINTS = 300  # of a curve
+PANEL_POINTS = 90  # of a curve in a small panel
+CS_RANGE = {"low": 0.5, "high": 0.95}  # Section 4.1's range of kappa, the shaded area of Fig. 7
+FOREST = ("val_loss", "val_loss_ema", "frechet", "on_the_way", "feature_oscillation", "middle_oscillation",
+          "gradient_oscillation")  # fmt: skip
+BY_SKIP = {"x": "long skip i", "point": "long skip", "whole": True, "zero": True, "marks": True}
+BY_NOISE = {"x": "σ_δ² of the extra noise", "point": "σ_δ²", "xlog": True, "marks": True}
+BY_TIME = {"x": "timestep", "point": "timestep", "zero": True, "marks": True}
 
 Chart = dict[str, Any]
 
 
-def looks(runs: Sequence[RunView]) -> list[dict[str, Any]]:
-    """Colour and dashes by label, so that the seeds of a variant look alike and no two variants do."""
-    groups = labels(runs)
-    several = len({run.seed for run in runs}) > 1
+def styles(views: Sequence[RunView]) -> list[dict[str, Any]]:
+    """Color and dashes by label: the seeds of a variant look alike, and no two variants do."""
+    groups = labels(views)
+    several = len({view.seed for view in views}) > 1
     return [
         {
-            "label": run.label,
-            "seed": run.seed if several else None,
-            "color": groups.index(run.label) % COLOURS,
-            "dash": (groups.index(run.label) + groups.index(run.label) // COLOURS) % COLOURS,
+            "label": view.label,
+            "seed": view.seed if several else None,
+            "color": (k := groups.index(view.label)) % STYLES,
+            "dash": (k + k // STYLES) % STYLES,
         }
-        for run in runs
+        for view in views
     ]
 
 
-def charts(runs: Sequence[RunView], comparison: Comparison | None) -> dict[str, Chart]:
-    """Every chart that at least one run has figures for, by name."""
-    found: dict[str, Chart | None] = {
-        "forest": None if comparison is None else forest(runs, comparison, looks(runs)),
-        "loss": curve(runs, "loss", smooth=True),
-        "validation": curve(runs, "val_loss"),
-        "validation_ema": curve(runs, "val_loss_ema"),
-        "relative": None if comparison is None else relative(runs, comparison),
-        "fid": curve(runs, "fid"),
-        "frechet": curve(runs, "frechet"),
-        "gradient": curve(runs, "grad_norm", smooth=True),
-        "norms": by_variant(runs, ("probe", "backbone")),
-        "oscillation": by_skip(runs, lambda log: log.oscillation("probe", "backbone")),
-        "oscillation_train": by_skip(runs, lambda log: log.oscillation("train", "backbone")),
-        "oscillation_gradient": by_skip(runs, gradient_by_skip),
-        "kappa": kappa(runs),
-        "ratio": by_skip(runs, lambda log: latest(log, "probe", "ratio")),
-        "ratios": over_training(runs, ("probe", "ratio")),
+def charts(views: Sequence[RunView], comparison: Comparison | None) -> dict[str, Chart]:
+    """Every chart for which at least one run has data, by name."""
+    drawn: dict[str, Chart | None] = {
+        "forest": None if comparison is None else forest(views, comparison),
+        "loss": curve(views, "loss", smooth=True),
+        "validation": curve(views, "val_loss"),
+        "validation_ema": curve(views, "val_loss_ema"),
+        "relative": None if comparison is None else relative(views, comparison),
+        "fid": curve(views, "fid"),
+        "frechet": curve(views, "frechet"),
+        "gradient": curve(views, "grad_norm", smooth=True),
+        "norms": by_variant(views, "probe", "backbone"),
+        "oscillation": by_skip(views, lambda log: log.oscillation("probe", "backbone")),
+        "oscillation_train": by_skip(views, lambda log: log.oscillation("train", "backbone")),
+        "oscillation_gradient": by_skip(views, gradient_by_skip),
+        "kappa": kappa(views),
+        "ratio": by_skip(views, lambda log: latest(log, "probe", "ratio")),
+        "ratios": over_training(views, "probe", "ratio"),
+        "robust_change": robustness(views, _sensitivity("change"), BY_NOISE),
+        "robust_loss": robustness(views, _sensitivity("loss"), BY_NOISE),
+        "robust_distance": robustness(views, _distances, BY_NOISE),
+        "lipschitz": robustness(views, _lipschitz, BY_TIME),
     }
-    return {name: chart for name, chart in found.items() if chart is not None}
+    return {name: chart for name, chart in drawn.items() if chart is not None}
 
 
-def curve(runs: Sequence[RunView], name: str, smooth: bool = False) -> Chart | None:
-    """One quantity over the steps."""
-    series = []
-    for run in runs:
-        points = thin(run.column(name))
-        if points is not None:
-            series.append({"run": run.index, **points})
+# ------------------------------------------------------------------------------------------------- over training
+
+
+def curve(views: Sequence[RunView], name: str, smooth: bool = False) -> Chart | None:
+    """One metric over the steps."""
+    series = [{"run": view.index, **points} for view in views if (points := thin(view.run.column(name))) is not None]
     return {"kind": "lines", "x": "step", "smooth": smooth, "series": series} if series else None
 
 
-def relative(runs: Sequence[RunView], comparison: Comparison) -> Chart | None:
-    """The validation loss against the baseline's of the same seed and step, in per cent."""
-    base = {run.seed: run.column(comparison.loss).finite() for run in runs if run.label == comparison.baseline}
+def relative(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
+    """The validation loss against the baseline's at the same seed and step, in percent."""
+    losses = {view.index: view.run.column(comparison.loss).finite() for view in views}
+    baseline = {view.seed: losses[view.index] for view in views if view.label == comparison.baseline}
     series = []
-    for run in runs:
-        if run.label == comparison.baseline or run.seed not in base:
+    for view in views:
+        if view.label == comparison.baseline or view.seed not in baseline:
             continue
-        own = run.column(comparison.loss).finite()
-        steps, mine, theirs = np.intersect1d(own.steps, base[run.seed].steps, return_indices=True)
-        points = thin(Series(steps, 100 * (own.values[mine] / base[run.seed].values[theirs] - 1)))
+        own, base = losses[view.index], baseline[view.seed]
+        steps, mine, theirs = np.intersect1d(own.steps, base.steps, return_indices=True)
+        points = thin(Series(steps, 100 * (own.values[mine] / base.values[theirs] - 1)))
         if points is not None and len(steps) > 1:
-            series.append({"run": run.index, **points})
+            series.append({"run": view.index, **points})
     return {"kind": "lines", "x": "step", "level": 0, "series": series} if series else None
 
 
-def over_training(runs: Sequence[RunView], path: tuple[str, str]) -> Chart | None:
-    """The figure of every long skip over the steps: a panel a skip."""
+def over_training(views: Sequence[RunView], *path: str) -> Chart | None:
+    """A value of every long skip over the steps: one panel per skip."""
     panels = [
-        {"title": f"i = {i}", "series": series}
-        for i in range(1, _most_skips(runs) + 1)
-        if (series := _traces(runs, path, i))
-    ]
+        {"title": f"i = {i}", "series": series} for i in _skips(views) if (series := _traces(views, path, i))
+    ]  # fmt: skip
     return {"kind": "lines", "x": "step", "own": True, "panels": panels} if panels else None
 
 
-def by_variant(runs: Sequence[RunView], path: tuple[str, str]) -> Chart | None:
-    """The same, a panel a variant on one scale, a page a long skip: curves that would hide each other stand apart."""
-    if len(labels(runs)) == 1:
-        return over_training(runs, path)
+def by_variant(views: Sequence[RunView], *path: str) -> Chart | None:
+    """The same with one panel per variant and one page per skip, for curves that would hide each other."""
+    groups = {label: [view for view in views if view.label == label] for label in labels(views)}
+    if len(groups) == 1:
+        return over_training(views, *path)
     pages = []
-    for i in range(1, _most_skips(runs) + 1):
-        of_label = {label: _traces([run for run in runs if run.label == label], path, i) for label in labels(runs)}
-        panels = [{"title": label, "series": series} for label, series in of_label.items() if series]
+    for i in _skips(views):
+        panels = [{"title": label, "series": s} for label, own in groups.items() if (s := _traces(own, path, i))]
         if panels:
             pages.append({"title": f"i = {i}", "panels": panels})
     return {"kind": "lines", "x": "step", "pages": pages} if pages else None
 
 
-def _traces(runs: Sequence[RunView], path: tuple[str, str], i: int) -> list[dict[str, Any]]:
-    """The figure of long skip i over the steps, a curve a run."""
+def _skips(views: Sequence[RunView]) -> range:
+    return range(1, max((view.run.stability.n for view in views if view.run.stability is not None), default=0) + 1)
+
+
+def _traces(views: Sequence[RunView], path: Sequence[str], i: int) -> list[dict[str, Any]]:
+    """The value of long skip i over the steps: one curve per run."""
     series = []
-    for run in runs:
-        matrix = None if run.watch is None else run.watch.matrix(*path)
-        if run.watch is None or matrix is None or i > matrix.shape[1]:
+    for view in views:
+        log = view.run.stability
+        matrix = None if log is None else log.matrix(*path)
+        if log is None or matrix is None or i > matrix.shape[1]:
             continue
-        points = thin(Series(run.watch.steps, matrix[:, i - 1]), PANEL_POINTS)
+        points = thin(Series(log.steps, matrix[:, i - 1]), PANEL_POINTS)
         if points is not None:
-            series.append({"run": run.index, **points})
+            series.append({"run": view.index, **points})
     return series
 
 
-def _most_skips(runs: Sequence[RunView]) -> int:
-    return max((run.watch.n for run in runs if run.watch is not None), default=0)
+def thin(series: Series, points: int = POINTS) -> dict[str, Any] | None:
+    """Reduce a curve to at most `points` buckets of equally many entries: mean step, mean value, minimum and maximum.
+
+    Spikes stay visible in the range. Values that are not finite are left out; a short curve stays as it is, without a
+    range. Returns None for an empty curve.
+    """
+    finite = series.finite()
+    n = len(finite)
+    if n == 0:
+        return None
+    if n <= points:
+        return {"x": rounded(finite.steps, 9), "y": rounded(finite.values)}
+    starts = np.linspace(0, n, points + 1).astype(int)[:-1]
+    counts = np.diff(np.append(starts, n))
+    x = np.add.reduceat(finite.steps, starts) / counts
+    x[0], x[-1] = finite.steps[0], finite.steps[-1]  # a curve starts and ends where the run does
+    return {
+        "x": rounded(x, 7),
+        "y": rounded(np.add.reduceat(finite.values, starts) / counts),
+        "low": rounded(np.minimum.reduceat(finite.values, starts)),
+        "high": rounded(np.maximum.reduceat(finite.values, starts)),
+    }
 
 
-def by_skip(runs: Sequence[RunView], read: Any) -> Chart | None:
-    """A figure over the index of the long skips, a line a run."""
+def rounded(values: Any, digits: int = 5) -> list[float | int | None]:
+    """Numbers for JSON with `digits` significant digits, more than a screen shows; None for what is not finite."""
+    numbers: list[float | int | None] = []
+    for value in np.asarray(values, dtype=np.float64).tolist():
+        short = float(f"{value:.{digits}g}") if math.isfinite(value) else None
+        whole = short is not None and short.is_integer() and abs(short) < 1e15
+        numbers.append(int(short) if short is not None and whole else short)
+    return numbers
+
+
+# ------------------------------------------------------------------------------------------------- over long skips
+
+
+def by_skip(views: Sequence[RunView], read: Callable[[WatchLog], Floats | None]) -> Chart | None:
+    """One value per long skip: one line per run."""
     series = []
-    for run in runs:
-        values: Floats | None = None if run.watch is None else read(run.watch)
+    for view in views:
+        values = None if view.run.stability is None else read(view.run.stability)
         if values is not None and np.isfinite(values).any():
-            series.append({"run": run.index, "x": list(range(1, len(values) + 1)), "y": numbers(values)})
-    return _skips_chart(series)
+            series.append({"run": view.index, "x": list(range(1, len(values) + 1)), "y": rounded(values)})
+    return {"kind": "lines", "series": series, **BY_SKIP} if series else None
 
 
-def kappa(runs: Sequence[RunView]) -> Chart | None:
-    """κ_i, learned ones with the range over tokens or channels, and CS's range behind them (Fig. 7)."""
-    series, most = [], 0
-    for run in runs:
-        if run.watch is None:
-            continue
-        mean, low, high = (latest(run.watch, "kappa", part) for part in ("mean", "min", "max"))
-        if mean is None:
-            continue
-        most = max(most, len(mean))
-        line: dict[str, Any] = {"run": run.index, "x": list(range(1, len(mean) + 1)), "y": numbers(mean)}
+def kappa(views: Sequence[RunView]) -> Chart | None:
+    """κ_i, of learned ones with the range over tokens or channels, and the range of CS behind them (Fig. 7)."""
+    chart = by_skip(views, lambda log: latest(log, "kappa", "mean"))
+    if chart is None:
+        return None
+    for line in chart["series"]:
+        log = views[line["run"]].run.stability
+        low, high = (None if log is None else latest(log, "kappa", end) for end in ("min", "max"))
         if low is not None and high is not None and not np.array_equal(low, high):
-            line |= {"low": numbers(low), "high": numbers(high), "whiskers": True}
-        series.append(line)
-    chart = _skips_chart(series)
-    if chart is not None:
-        x = list(range(1, most + 1))
-        chart["band"] = {"x": x, **{end: numbers([base ** (i - 1) for i in x]) for end, base in _band_ends()}}
+            line |= {"low": rounded(low), "high": rounded(high), "whiskers": True}
+    x = max((line["x"] for line in chart["series"]), key=len)
+    chart["band"] = {"x": x, **{end: rounded([base ** (i - 1) for i in x]) for end, base in CS_RANGE.items()}}
     return chart
 
 
@@ -171,14 +203,15 @@ def gradient_by_skip(log: WatchLog) -> Floats | None:
     values = np.full(log.n, np.nan)
     for k, skip in enumerate(log.header["skips"]):
         to = str(skip.get("to", "")) if isinstance(skip, dict) else ""
-        place = next((j for j, block in enumerate(log.blocks) if to == block or to.startswith(f"{block}.")), None)
-        if place is not None:
-            values[k] = spreads[place]
+        for block, spread in zip(log.blocks, spreads, strict=True):
+            if f"{to}.".startswith(f"{block}."):
+                values[k] = spread
+                break
     return values
 
 
 def latest(log: WatchLog, *path: str, over: int = 5) -> Floats | None:
-    """The median of the last looks, so that one look's accident does not stand for the end."""
+    """The median of the last snapshots, which one outlier does not change."""
     matrix = log.matrix(*path)
     if matrix is None:
         return None
@@ -186,10 +219,14 @@ def latest(log: WatchLog, *path: str, over: int = 5) -> Floats | None:
     return np.nanmedian(rows, axis=0) if np.isfinite(rows).any(0).all() else None
 
 
-def forest(runs: Sequence[RunView], comparison: Comparison, styles: list[dict[str, Any]]) -> Chart | None:
-    """Every variant against the baseline: the paired ratios, a panel a measure."""
-    place = {(run.label, -1 if run.seed is None else run.seed): run.index for run in runs}
-    values = {(m.variant, m.seed): m.values for m in comparison.runs}
+# -------------------------------------------------------------------------------------------------------- others
+
+
+def forest(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
+    """Paired ratios of every variant to the baseline: one panel per measure."""
+    look = styles(views)
+    index = {(view.label, -1 if view.seed is None else view.seed): view.index for view in views}
+    values = {(run.variant, run.seed): run.values for run in comparison.runs}
     panels = []
     for measure in (m for m in comparison.measures() if m.key in FOREST):
         rows = []
@@ -199,26 +236,49 @@ def forest(runs: Sequence[RunView], comparison: Comparison, styles: list[dict[st
                 continue
             points = []
             for (variant, seed), own in values.items():
-                base = values.get((comparison.baseline, seed), {})
-                if variant == row.variant and measure.key in own and base.get(measure.key, 0) > 0:
-                    points.append({"run": place[variant, seed], "value": number(own[measure.key] / base[measure.key])})
-            style = styles[points[0]["run"]]  # type: ignore[index]
-            ends = [None if end is None else number(end) for end in (ratio.low, ratio.high)]
+                base = values.get((comparison.baseline, seed), {}).get(measure.key, 0)
+                if variant == row.variant and measure.key in own and base > 0:
+                    points.append({"run": index[variant, seed], "value": rounded([own[measure.key] / base])[0]})
+            style = look[index[row.variant, next(seed for variant, seed in values if variant == row.variant)]]
+            low, high = (None if end is None else rounded([end])[0] for end in (ratio.low, ratio.high))
             rows.append(
-                {"label": row.variant, "color": style["color"], "dash": style["dash"], "mean": number(ratio.mean),
-                 "low": ends[0], "high": ends[1], "points": points, "text": change(ratio)}
+                {"label": row.variant, "color": style["color"], "dash": style["dash"],
+                 "mean": rounded([ratio.mean])[0], "low": low, "high": high, "points": points, "text": change(ratio)}
             )  # fmt: skip
         if rows:
             panels.append({"title": measure.title, "rows": rows})
     return {"kind": "forest", "panels": panels} if panels else None
 
 
-def _skips_chart(series: list[dict[str, Any]]) -> Chart | None:
-    if not series:
-        return None
-    return {"kind": "lines", "x": "long skip i", "point": "long skip", "whole": True, "zero": True, "marks": True,
-            "series": series}  # fmt: skip
+def robustness(views: Sequence[RunView], read: Callable[[Any], list[list[Any]]], axes: Chart) -> Chart | None:
+    """RUN/robustness.json, one line per run. `read` returns rows of x, y and, for an interval, low and high."""
+    series = []
+    for view in views:
+        try:
+            rows = sorted(read(view.run.robustness), key=lambda row: row[0])
+            columns = [rounded(column) for column in zip(*rows, strict=True)]
+        except (KeyError, TypeError, ValueError, OverflowError):  # absent or damaged
+            continue
+        if not columns:
+            continue
+        line: dict[str, Any] = {"run": view.index, "x": columns[0], "y": columns[1]}
+        if len(columns) == 4 and None not in columns[2] + columns[3]:
+            line |= {"low": columns[2], "high": columns[3], "whiskers": True}
+        series.append(line)
+    return {"kind": "lines", "series": series, **axes} if series else None
 
 
-def _band_ends() -> tuple[tuple[str, float], tuple[str, float]]:
-    return ("low", CS_RANGE[0]), ("high", CS_RANGE[1])
+def _sensitivity(name: str) -> Callable[[Any], list[list[Any]]]:
+    return lambda facts: [
+        [row["variance"], row["overall"][name]] for row in facts["sensitivity"] if row["variance"] > 0
+    ]
+
+
+def _distances(facts: Any) -> list[list[Any]]:
+    rows = [row for row in facts["distances"] if row["variance"] > 0]
+    return [[row["variance"], row["value"], row["low"], row["high"]] for row in rows]
+
+
+def _lipschitz(facts: Any) -> list[list[Any]]:
+    bins = zip(pairwise(facts["edges"]), facts["lipschitz"], strict=bool(facts["lipschitz"]))
+    return [[(low + high) / 2, row["network"]] for (low, high), row in bins]

@@ -1,4 +1,4 @@
-"""HTML built from text that stays text: every string is escaped, only what this file made is markup."""
+"""HTML from text that stays text: every string is escaped, only `Markup` made here is not."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-# Control characters, lone surrogates, and the marks that make a name read backwards.
-UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+# Control characters, lone surrogates, and the characters that reverse the direction of text.
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 VOID = frozenset({"br", "col", "hr", "img", "input", "meta"})
 
 
 class Markup(str):
-    """HTML that needs no escaping any more."""
+    """HTML that is already escaped."""
 
     __slots__ = ()
 
@@ -25,45 +25,41 @@ Child = str | int | float | None | Iterable[Any]
 def element(tag: str, *children: Child, **attributes: Any) -> Markup:
     """`element("p", "a < b", class_="note")` → `<p class="note">a &lt; b</p>`.
 
-    Strings are escaped, `Markup` is not, None is nothing, other iterables are gone into. An attribute that is None or
-    False is left out, True stands alone; `class_` is `class`, `aria_label` is `aria-label`.
+    Strings are escaped, `Markup` is not, None is skipped, other iterables are flattened. An attribute that is None or
+    False is left out, True has no value; `class_` becomes `class`, `aria_label` becomes `aria-label`.
     """
     words = [tag]
     for key, value in attributes.items():
         if value is None or value is False:
             continue
         name = key.rstrip("_").replace("_", "-")
-        words.append(name if value is True else f'{name}="{text(str(value))}"')
+        words.append(name if value is True else f'{name}="{escape(str(value))}"')
     opening = f"<{' '.join(words)}>"
     return Markup(opening if tag in VOID else f"{opening}{join(children)}</{tag}>")
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """Children one after the other."""
+    """Concatenate children."""
     parts = []
     for child in children:
-        if child is None:
-            continue
         if isinstance(child, Markup):
             parts.append(str(child))
-        elif isinstance(child, str):
-            parts.append(text(child))
-        elif isinstance(child, (int, float)):
-            parts.append(text(str(child)))
-        else:
+        elif isinstance(child, (str, int, float)):
+            parts.append(str(escape(str(child))))
+        elif child is not None:
             parts.append(str(join(child)))
     return Markup("".join(parts))
 
 
-def text(value: str) -> Markup:
-    """A string as it shows: escaped, with control characters and those that turn the writing round replaced."""
-    return Markup(html.escape(UNSHOWN.sub("\ufffd", value), quote=True))
+def escape(text: str) -> Markup:
+    """Escape text, and replace characters that cannot be shown or that reverse its direction."""
+    return Markup(html.escape(UNPRINTABLE.sub("\ufffd", text), quote=True))
 
 
 def raw_script(kind: str, body: str, **attributes: Any) -> Markup:
     """A script or style element with a body of our own."""
     if re.search(r"</(script|style)|<!--", body, re.IGNORECASE):
-        raise AssertionError(f"the {kind}'s text would end its element")
+        raise AssertionError(f"the text of this {kind} would end its element")
     opening = str(element(kind, **attributes)).removesuffix(f"</{kind}>")
     return Markup(f"{opening}{body}</{kind}>")
 

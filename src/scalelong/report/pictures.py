@@ -8,123 +8,110 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scalelong.runs.run import Run
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 BUDGET = 2_500_000  # bytes of PNG on one page
 SIDE = 420  # pixels of a grid at most
-FRAMES = 8  # steps shown of a run at most
-# What is given up first when there are many or large grids: steps, then images of a grid, then colours.
-Level = tuple[int, int, int | None]  # steps, images across, colours
-LEVELS: tuple[Level, ...] = (
-    (8, 8, None),
-    (5, 8, None),
-    (3, 8, None),
-    (3, 6, None),
-    (2, 5, None),
-    (2, 4, 128),
-    (1, 4, 64),
-    (1, 3, 32),
+MAX_PIXELS = 64_000_000
+# Many or large grids drop steps first, then images of a grid, then colors: (steps, images across, colors).
+LEVELS: tuple[tuple[int, int, int | None], ...] = (
+    (8, 8, None), (5, 8, None), (3, 8, None), (3, 6, None), (2, 5, None), (2, 4, 128), (1, 4, 64), (1, 3, 32),
     (1, 2, 16),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A grid at a step, as the address of an image."""
+    """The grid of one step as a data URL. `pixelated` grids are enlarged without blur."""
 
     step: int
     address: str
     width: int
     height: int
-    pixelated: bool  # small images are shown enlarged, without blur
+    pixelated: bool
 
 
-def sample_frames(folders: Sequence[Path], tiles: Sequence[int | None], budget: int = BUDGET) -> list[list[Frame]]:
-    """Frames of every run's samples/step-N.png; `tiles` are the sides of one image in them, where known."""
-    files = [sample_files(folder) for folder in folders]
-    for level in LEVELS[:-1]:
-        frames = _frames(files, tiles, level, budget)
-        if frames is not None:
-            return frames
-    return _frames(files, tiles, LEVELS[-1], None) or [[] for _ in folders]
-
-
-def _frames(
-    files: Sequence[list[tuple[int, Path]]], tiles: Sequence[int | None], level: Level, budget: int | None
-) -> list[list[Frame]] | None:
-    """All frames at this level, or None as soon as they are more than the budget."""
-    count, across, colours = level
-    spent, frames = 0, []
-    for own, tile in zip(files, tiles, strict=True):
-        frames.append([f for step, path in _spread(own, count) if (f := _frame(path, step, tile, across, colours))])
-        spent += sum(len(frame.address) for frame in frames[-1])
-        if budget is not None and spent > budget:
-            return None
+def sample_frames(runs: Sequence[Run], budget: int = BUDGET) -> list[list[Frame]]:
+    """The frames of every run's samples/step-N.png, at the best level that fits into `budget` bytes."""
+    files = [_sample_files(run.samples_path) for run in runs]
+    tiles = [_tile_size(run) for run in runs]
+    for count, across, colors in LEVELS:
+        frames: list[list[Frame]] = []
+        bytes_left = budget
+        for own, tile in zip(files, tiles, strict=True):
+            found = [_frame(path, step, tile, across, colors) for step, path in _spread(own, count)]
+            frames.append([frame for frame in found if frame is not None])
+            bytes_left -= sum(len(frame.address) for frame in frames[-1])
+            if bytes_left < 0 and count > 1:
+                break
+        if bytes_left >= 0:
+            break
     return frames
 
 
-def sample_files(folder: Path) -> list[tuple[int, Path]]:
+def _sample_files(folder: Path) -> list[tuple[int, Path]]:
     """(step, file) of a run's grids, in order."""
-    found = []
-    if (folder / "samples").is_dir():
-        for path in (folder / "samples").iterdir():
-            match = re.fullmatch(r"step-(\d{1,12})\.png", path.name)
-            if match and path.is_file():
-                found.append((int(match[1]), path))
-    return sorted(found)
+    names = [(re.fullmatch(r"step-(\d{1,12})\.png", path.name), path) for path in folder.glob("step-*.png")]
+    return sorted((int(match[1]), path) for match, path in names if match and path.is_file())
+
+
+def _tile_size(run: Run) -> int | None:
+    """The side of one image in a grid, if the run records it."""
+    shapes = run.record.get("shapes")
+    size = shapes.get("size") if isinstance(shapes, dict) and run.settings.get("data.vae") is None else None
+    return size if isinstance(size, int) and 0 < size <= 1024 else None
 
 
 def _spread(files: list[tuple[int, Path]], count: int) -> list[tuple[int, Path]]:
-    """`count` of them, evenly over the steps, the last always among them."""
+    """`count` files, evenly over the steps and always with the last."""
     if len(files) <= count:
         return files
-    last = files[-1][0]
-    wanted = [last * (k + 1) / count for k in range(count)]
+    wanted = [files[-1][0] * (k + 1) / count for k in range(count)]
     chosen = {min(files, key=lambda file: abs(file[0] - step)) for step in wanted}
     return sorted(chosen | {files[-1]})[-count:]
 
 
-def _frame(path: Path, step: int, tile: int | None, across: int, colours: int | None) -> Frame | None:
+def _frame(path: Path, step: int, tile: int | None, across: int, colors: int | None) -> Frame | None:
+    """The grid in `path`, cropped to `across` images and scaled down to SIDE; None for a file that is no picture."""
     from PIL import Image
 
     try:
         with Image.open(path) as opened:
-            if opened.width * opened.height > 64_000_000:
+            if opened.width * opened.height > MAX_PIXELS:
                 return None
-            picture: Any = opened.convert("RGB")
+            picture: Image.Image = opened.convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError):
         return None
-    picture = _natural(picture)
-    if tile:  # a grid of tiles with a line of one pixel around each
+    picture = _natural_size(picture)
+    if tile:  # each image has a line of one pixel around it
         side = across * (tile + 1) + 1
         picture = picture.crop((0, 0, min(side, picture.width), min(side, picture.height)))
     pixelated = max(picture.size) <= SIDE
-    if not pixelated:
-        factor = SIDE / max(picture.size)
-        size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-        picture = picture.resize(size, Image.Resampling.LANCZOS)
+    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     data = np.asarray(picture)
     if (data == data[..., :1]).all():
         picture = picture.convert("L")
-    elif colours is not None:
-        picture = picture.quantize(colours)
+    elif colors is not None:
+        picture = picture.quantize(colors)
     memory = io.BytesIO()
     picture.save(memory, format="PNG", compress_level=9)
     address = "data:image/png;base64," + base64.b64encode(memory.getvalue()).decode("ascii")
     return Frame(step, address, picture.width, picture.height, pixelated)
 
 
-def _natural(picture: Any) -> Any:
-    """Undo an enlargement by a whole factor: a grid of 8×8 digits is 73 pixels wide, not 1022."""
-    from PIL import Image
-
+def _natural_size(picture: Image) -> Image:
+    """Undo an enlargement by an integer factor: a grid of 8×8 digits needs 73 pixels, not 1022."""
     data = np.asarray(picture)
-    height, width = data.shape[:2]
     for factor in range(32, 1, -1):
-        if height % factor == 0 and width % factor == 0:
+        if picture.width % factor == 0 and picture.height % factor == 0:
             small = data[::factor, ::factor]
-            if (np.repeat(np.repeat(small, factor, 0), factor, 1) == data).all():
-                return Image.fromarray(small)
+            if (small.repeat(factor, 0).repeat(factor, 1) == data).all():
+                return picture.resize((picture.width // factor, picture.height // factor), 0)  # nearest
     return picture

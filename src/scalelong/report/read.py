@@ -1,169 +1,88 @@
-"""What a report is made from: run folders, read as they are. A file that is absent or broken leaves its part out."""
+"""The runs of a report, with a name and a label for each. A file that is absent or damaged leaves its part out."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalelong.errors import ScaleLongError
-from scalelong.experiments.comparison import FILE as COMPARISON
-from scalelong.experiments.distance import read_card, read_distance, read_on_the_way
-from scalelong.experiments.worker import read_resources
-from scalelong.runs.config import flatten
-from scalelong.runs.logs import EMPTY, Series, read_columns
-from scalelong.runs.watch_log import WatchLog, read_watch_log
+from scalelong.runs.run import Run, find_runs
+from scalelong.scaling import parse_scaling
 
 
 @dataclass(frozen=True)
 class RunView:
-    """One run. `label` is what it is called beside the others; runs of one label differ by their seed alone."""
+    """A run on the page. `name` is unique; runs with the same `label` differ in their seed alone."""
 
     index: int
-    folder: Path
+    run: Run
     name: str
     label: str
-    seed: int | None
-    record: dict[str, Any]
-    settings: dict[str, Any]  # the config by dotted keys
-    columns: dict[str, Series] = field(repr=False)
-    watch: WatchLog | None = field(repr=False)
-    cards: tuple[dict[str, Any], ...] = field(repr=False)
-    robustness: dict[str, Any] | None = field(repr=False)
-    resources: dict[str, Any] = field(repr=False)
-
-    def column(self, name: str) -> Series:
-        return self.columns.get(name, EMPTY)
 
     @property
-    def step(self) -> int:
-        """The last step that was logged."""
-        last = [series.steps[-1] for series in self.columns.values() if len(series)]
-        return int(max(last)) if last else 0
+    def seed(self) -> int | None:
+        return _seed(self.run)
 
-
-def labels(runs: Sequence[RunView]) -> list[str]:
-    """What the runs are called, each once: what is not scaled first, for it is the baseline, then as they came."""
-    return sorted(dict.fromkeys(run.label for run in runs), key=lambda label: label != "none")
+    @property
+    def finished(self) -> bool:
+        steps = self.run.settings.get("train.steps")
+        return not isinstance(steps, int) or self.run.logged_step >= steps
 
 
 def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
-    """Runs in the given order; the folder of a comparison stands for its runs."""
-    folders = _folders(paths)
-    records = [_object(folder / "config.json") or {} for folder in folders]
-    settings = [flatten(_config(record)) for record in records]
-    called, names = _labels(settings, folders), _names(folders)
-    return [
-        RunView(
-            index=index,
-            folder=folder,
-            name=names[index],
-            label=called[index],
-            seed=_seed(settings[index]),
-            record=records[index],
-            settings=settings[index],
-            columns=read_columns(folder / "metrics.jsonl"),
-            watch=read_watch_log(folder / "stability.jsonl"),
-            cards=tuple(card for card in _cards(folder) if card is not None),
-            robustness=_object(folder / "robustness.json"),
-            resources=read_resources(folder),
-        )
-        for index, folder in enumerate(folders)
-    ]
+    """Open runs in the given order. The folder of a comparison stands for its runs."""
+    runs = find_runs(paths)
+    together = zip(runs, _names(runs), _labels(runs), strict=True)
+    return [RunView(index, run, name, label) for index, (run, name, label) in enumerate(together)]
 
 
-def _folders(paths: Sequence[Path | str]) -> list[Path]:
-    found: list[Path] = []
-    for path in map(Path, paths):
-        comparison = _object(path / COMPARISON)
-        if comparison is not None:
-            listed = [path / Path(str(run.get("folder", ""))).name for run in _list(comparison.get("runs"))]
-            found += sorted((folder for folder in listed if folder.is_dir()), key=_order(comparison))
-        elif (path / "config.json").is_file() or (path / "metrics.jsonl").is_file():
-            found.append(path)
-        else:
-            what = "is not there" if not path.exists() else "is neither a run folder (config.json) nor a comparison"
-            raise ScaleLongError(f"{path} {what}; scalelong train and scalelong compare make them")
-    unique = list({folder.resolve(): folder for folder in found}.values())
-    if not unique:
-        raise ScaleLongError("there is no run to report on")
-    return unique
+def labels(views: Sequence[RunView]) -> list[str]:
+    """All labels, each once. The unscaled network comes first: it is the baseline."""
+    return sorted(dict.fromkeys(view.label for view in views), key=lambda label: label != "none")
 
 
-def _cards(folder: Path) -> list[dict[str, Any] | None]:
-    """`scalelong evaluate`'s, a comparison's, and the newest of training."""
-    return [read_card(folder / "evaluation.json"), read_distance(folder), read_on_the_way(folder)]
+def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """The keys whose values differ between the runs."""
+    keys = dict.fromkeys(key for own in settings for key in own)
+    return [key for key in keys if len({repr(own.get(key)) for own in settings}) > 1]
 
 
-def _order(comparison: dict[str, Any]) -> Any:
-    """Variants as they were asked for, each with its seeds."""
-    place = {str(row.get("variant")): k for k, row in enumerate(_list(comparison.get("rows")))}
-    runs = {
-        Path(str(run.get("folder", ""))).name: (place.get(str(run.get("variant")), 0), str(run.get("seed")))
-        for run in _list(comparison.get("runs"))
-    }
-    return lambda folder: runs.get(folder.name, (0, ""))
+def is_scaling_key(key: str) -> bool:
+    """Whether a dotted setting belongs to the scaling."""
+    return key == "kappa" or key.startswith("scaling.")
 
 
-def _labels(settings: list[dict[str, Any]], folders: list[Path]) -> list[str]:
-    """The scaling's short name, and what else differs between the runs beside it."""
-    other = [
-        key
-        for key in dict.fromkeys(key for own in settings for key in own)
-        if key not in ("seed", "kappa", "preset") and not key.startswith("scaling.")
-        and len({repr(own.get(key)) for own in settings if own}) > 1
-    ]  # fmt: skip
+def _labels(runs: list[Run]) -> list[str]:
+    """The scaling's label, followed by up to two other settings that differ between the runs."""
+    settings = [run.settings for run in runs if run.settings]
+    differing = [key for key in differing_keys(settings) if key not in ("seed", "preset") and not is_scaling_key(key)]
     labels = []
-    for own, folder in zip(settings, folders, strict=True):
-        if not own:
-            labels.append(folder.resolve().name)
-            continue
-        more = [f"{key.rpartition('.')[2]} {own.get(key)}" for key in other[:2]]
-        labels.append(" · ".join([_scaling(own), *more]))
-    if len({(label, _seed(own)) for label, own in zip(labels, settings, strict=True)}) < len(labels):
-        return [folder.resolve().name for folder in folders]  # labels cannot tell them apart: their names can
-    return labels
+    for run in runs:
+        others = [f"{key.rpartition('.')[2]} {run.settings.get(key)}" for key in differing[:2]]
+        labels.append(" · ".join([_scaling(run), *others]) if run.settings else run.name)
+    distinct = {(label, _seed(run)) for label, run in zip(labels, runs, strict=True)}
+    return labels if len(distinct) == len(runs) else [run.name for run in runs]
 
 
-def _scaling(settings: dict[str, Any]) -> str:
-    from scalelong.scaling import parse_scaling
-
-    spec = {key.removeprefix("scaling."): value for key, value in settings.items() if key.startswith("scaling.")}
+def _scaling(run: Run) -> str:
+    stored: Any = run.record["config"].get("scaling")
     try:
-        return parse_scaling({key: list(v) if isinstance(v, tuple) else v for key, v in spec.items()}).label
+        return parse_scaling(stored).label
     except (ValueError, TypeError, KeyError):
-        return str(spec.get("kind", "?"))[:40]
+        return str(stored.get("kind", "?") if isinstance(stored, dict) else "?")[:40]
 
 
-def _names(folders: list[Path]) -> list[str]:
-    """Folder names, with as much of the path before them as tells them apart."""
-    parts = [folder.resolve().parts for folder in folders]
-    for depth in range(1, max(map(len, parts)) + 1):
+def _names(runs: list[Run]) -> list[str]:
+    """Folder names, with as much of the path as makes them unique."""
+    parts = [run.folder.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, parts))):
         names = ["/".join(own[-depth:]) for own in parts]
         if len(set(names)) == len(names):
             return names
     return ["/".join(own) for own in parts]
 
 
-def _config(record: dict[str, Any]) -> dict[str, Any]:
-    config = record.get("config")
-    return config if isinstance(config, dict) else {}
-
-
-def _seed(settings: dict[str, Any]) -> int | None:
-    seed = settings.get("seed")
+def _seed(run: Run) -> int | None:
+    seed = run.settings.get("seed")
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _list(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -1,26 +1,92 @@
-"""The parts of the page, top to bottom. Each gives its HTML, or None where the runs have nothing for it."""
+"""The parts of the page from top to bottom. Each returns its HTML, or None if the runs have no data for it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
+from scalelong._text import number, with_interval
 from scalelong.experiments.comparison import Comparison
-from scalelong.experiments.statistics import statement
-from scalelong.experiments.table import change, plus_minus, sooner
+from scalelong.experiments.statistics import change, plus_minus, statistics_note
 from scalelong.report.findings import Findings
-from scalelong.report.markup import Markup, element, join
+from scalelong.report.markup import Child, Markup, element
 from scalelong.report.pictures import Frame
-from scalelong.report.read import RunView, labels
+from scalelong.report.read import RunView, differing_keys, labels
+
+# The charts of each section: name, title, caption.
+CURVES = [
+    ("loss", "Training loss", "On training batches; shaded: the range within a point of the curve."),
+    ("validation", "Validation loss", "Held-out images with fixed noise and times, the same for every run."),
+    ("validation_ema", "Validation loss of the EMA", "The averaged network, which generates the samples."),
+    ("relative", "Validation loss against {baseline}",
+     "In percent of the baseline's at the same step and seed; below the dashed line is better."),
+    ("fid", "FID", "Of samples from the EMA network, measured during training."),
+    ("frechet", "Fréchet distance", "Of samples from the EMA network, measured during training; this is not FID."),
+    ("gradient", "Gradient norm", "Of the whole gradient, before clipping."),
+]  # fmt: skip
+OSCILLATION = [
+    ("oscillation", "Feature oscillation by skip",
+     "Standard deviation of the jumps of log‖hᵢ‖ over one step, on one fixed probe batch, in the second half of "
+     "training. Long skip i joins hᵢ; the last is the middle block's output."),
+    ("oscillation_train", "The same on training batches",
+     "Here the sampled images and times also change from step to step, which is not the network's doing."),
+    ("oscillation_gradient", "Gradient oscillation by skip",
+     "The same of the gradient norm, before clipping, in the block that consumes long skip i."),
+]  # fmt: skip
+NORMS = ("norms", "Feature norms over training",
+         "‖hᵢ‖, which long skip i joins, on the probe batch. A stable network draws a smooth line (the paper's Figs. 1 "
+         "and 12).")  # fmt: skip
+SKIPS = [
+    ("kappa", "κᵢ by skip",
+     "At the end of training. Shaded: κ^(i−1) for κ from 0.5 to 0.95, the range that Section 4.1 gives CS (Fig. 7). "
+     "Bars: the range of learned coefficients over tokens or channels of the probe."),
+    ("ratio", "Skip against backbone", "‖κᵢ·xᵢ‖/‖hᵢ‖ where long skip i joins, on the probe at the end of training."),
+]  # fmt: skip
+RATIOS = ("ratios", "Skip against backbone over training", "The same ratio at every snapshot.")
+ROBUSTNESS = [
+    ("robust_change", "Change of the prediction", "E‖ε̂(x_t + δ) − ε̂(x_t)‖²/m against σ_δ², on held-out images."),
+    ("robust_loss", "Loss with extra noise", "The loss at x_t + δ against σ_δ²."),
+    ("robust_distance", "Samples with extra noise",
+     "Fréchet distance of samples when every network evaluation sees x + δ; bars: 95 % over the samples."),
+    ("lipschitz", "Local Lipschitz constant", "‖∂ε̂/∂x_t‖₂ at the middle of each timestep bin, a lower estimate."),
+]  # fmt: skip
+FOREST = (
+    "Ratio to the baseline's run of the same seed; left of the line is less. A tick is a seed, the mark their "
+    "geometric mean, the bar its 95 % interval (none for one seed)."
+)
+CARD = {
+    "N": ("n",),
+    "reference": ("reference", "name"),
+    "split": ("reference", "split"),
+    "N of the reference": ("reference", "n"),
+    "extractor": ("extractor",),
+    "weights": ("weights",),
+    "resize": ("resize",),
+    "sampler": ("generation", "sampler"),
+    "evaluations per sample": ("generation", "evaluations"),
+    "guidance": ("generation", "guidance"),
+    "EMA": ("generation", "ema"),
+    "sample seed": ("generation", "sample_seed"),
+    "step": ("generation", "step"),
+    "measured": ("created",),
+}
+
+# ------------------------------------------------------------------------------------------------ building blocks
 
 
-def section(identity: str, title: str, lead: str | Markup, *children: Markup | None) -> Markup:
-    """A part with its heading and a sentence or two that say how to read it."""
+def member(views: Sequence[RunView]) -> str:
+    """The runs that an element belongs to. The legend hides it together with them."""
+    return " ".join(str(view.index) for view in views)
+
+
+def section(identity: str, title: str, lead: str, *children: Child) -> Markup:
+    """A section with its heading and a sentence or two on how to read it."""
     return element("section", element("h2", title), element("p", lead, class_="lead"), *children, id=identity)
 
 
 def figure(chart: str, title: str, caption: str, wide: bool = False) -> Markup:
-    """A place for the script to draw in, and what it shows."""
+    """An empty element that the script draws a chart into, with title and caption."""
     return element(
         "figure",
         element("h3", title),
@@ -30,9 +96,38 @@ def figure(chart: str, title: str, caption: str, wide: bool = False) -> Markup:
     )
 
 
-def member(runs: Sequence[RunView]) -> str:
-    """The runs that a part of the page belongs to, for the legend to hide it with them."""
-    return " ".join(str(run.index) for run in runs)
+def figures(catalogue: Sequence[tuple[str, str, str]], drawn: set[str], class_: str = "figures") -> Markup | None:
+    """The charts of a section that have data."""
+    shown = [figure(*entry) for entry in catalogue if entry[0] in drawn]
+    return element("div", shown, class_=class_) if shown else None
+
+
+def table(
+    columns: Sequence[tuple[Child, Sequence[RunView]]],
+    rows: Sequence[tuple[Child, Sequence[Child], bool]],
+    label: str,
+    corner: str = "",
+) -> Markup:
+    """A table that scrolls sideways: (heading, runs) of each column; (heading, cells, marked) of each row."""
+    head = [element("th", title, scope="col", data_member=member(views)) for title, views in columns]
+    body = []
+    for title, cells, marked in rows:
+        row = [
+            element("td", cell, data_member=member(views), class_="differs" if marked else None)
+            for cell, (_, views) in zip(cells, columns, strict=True)
+        ]
+        body.append(element("tr", element("th", title, scope="row"), row))
+    whole = element(
+        "table", element("thead", element("tr", element("th", corner, scope="col"), head)), element("tbody", body)
+    )
+    return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def notes(lines: Sequence[str]) -> Markup | None:
+    return element("ul", [element("li", line) for line in lines], class_="notes") if lines else None
+
+
+# -------------------------------------------------------------------------------------------------------- sections
 
 
 def headline(found: Findings, facts: Sequence[str]) -> Markup:
@@ -47,231 +142,243 @@ def headline(found: Findings, facts: Sequence[str]) -> Markup:
 
 
 def _unbroken(text: str) -> str:
-    """No line ends before a per cent sign."""
+    """Keep a percent sign on the line of its number."""
     return text.replace(" %", "\u00a0%")
 
 
-def legend(runs: Sequence[RunView]) -> Markup:
-    """A button a variant, and one a seed where there are several; they hide a run everywhere."""
+def legend(views: Sequence[RunView]) -> Markup:
+    """A button per variant, and one per seed if there are several; they hide runs on the whole page."""
+
+    def button(text: Child, own: Sequence[RunView], kind: str, **attributes: str) -> Markup:
+        return element(
+            "button", text, type="button", class_=kind, data_toggle=member(own), aria_pressed="true", **attributes
+        )
+
     chips = []
-    for label in labels(runs):
-        own = [run for run in runs if run.label == label]
-        main = element("button", element("span", label), type="button", class_="chip", data_toggle=member(own),
-                       aria_pressed="true", title=", ".join(run.name for run in own))  # fmt: skip
-        seeds = [
-            element(
-                "button",
-                str(run.seed),
-                type="button",
-                class_="seed",
-                data_toggle=member([run]),
-                aria_pressed="true",
-                aria_label=f"{label}, seed {run.seed}",
-            )
-            for run in own
-        ]
-        chips.append(element("li", main, seeds if len(own) > 1 else None))
+    for label in labels(views):
+        own = [view for view in views if view.label == label]
+        seeds = [button(str(v.seed), [v], "seed", aria_label=f"{label}, seed {v.seed}") for v in own]
+        chip = button(element("span", label), own, "chip", title=", ".join(view.name for view in own))
+        chips.append(element("li", chip, seeds if len(own) > 1 else None))
+    smoothing = element("input", type="range", id="smooth", min="0", max="0.98", step="0.02", value="0.6")
     controls = element(
         "div",
         element("label", element("input", type="checkbox", id="log"), " log axis"),
-        element(
-            "label",
-            "smoothing ",
-            element("input", type="range", id="smooth", min="0", max="0.98", step="0.02", value="0.6"),
-        ),
+        element("label", "smoothing ", smoothing),
         element("button", "show all", type="button", id="all", class_="plain"),
         class_="controls",
     )
     return element("nav", element("ul", chips), controls, class_="legend", aria_label="Runs: press to hide or show")
 
 
-def results(comparison: Comparison, runs: Sequence[RunView], has_forest: bool) -> Markup | None:
-    """The table of means and paired ratios, and the picture of the ratios."""
+def results(comparison: Comparison, views: Sequence[RunView], drawn: set[str]) -> Markup | None:
+    """The table of means and paired ratios, and the chart of the ratios."""
     if not comparison.measures():
         return None
-    by_label = {label: [run for run in runs if run.label == label] for label in (r.variant for r in comparison.rows)}
-    head = [element("th", "", scope="col")]
+    columns: list[tuple[Child, list[RunView]]] = []
     for row in comparison.rows:
-        own = by_label[row.variant]
-        mark = element("span", data_swatch=own[0].index) if own else None
+        own = [view for view in views if view.label == row.variant]
+        swatch = element("span", data_swatch=own[0].index) if own else None
         note = element("small", "baseline") if row.variant == comparison.baseline else None
-        head.append(element("th", mark, " ", row.variant, " ", note, scope="col", data_member=member(own)))
-    body = []
+        columns.append(([swatch, " ", row.variant, " ", note], own))
+    rows: list[tuple[Child, list[Child], bool]] = []
     for measure in comparison.measures():
-        cells = [element("th", measure.title, element("small", measure.note), scope="row")]
+        cells: list[Child] = []
         for row in comparison.rows:
             mean, ratio = row.means.get(measure.key), row.ratios.get(measure.key)
             shown = [] if mean is None else [element("span", plus_minus(mean), class_="mean")]
-            if ratio is not None:
-                shown.append(element("small", change(ratio)))
-            cells.append(element("td", shown or "–", data_member=member(by_label[row.variant])))
-        body.append(element("tr", cells))
+            cells.append([*shown, element("small", change(ratio))] if ratio is not None else shown or "–")
+        rows.append(([measure.title, element("small", measure.note)], cells, False))
     for key, title in comparison.curves().items():
-        cells = [element("th", "sooner", element("small", f"at the baseline's final {title}"), scope="row")]
-        for row in comparison.rows:
-            found = row.sooner.get(key)
-            said = "" if found is None else sooner(found)
-            cells.append(element("td", element("span", said, class_="mean"), data_member=member(by_label[row.variant])))
-        body.append(element("tr", cells))
-    table = element("table", element("thead", element("tr", head)), element("tbody", body))
-    notes = [element("li", line) for line in (*comparison.notes, *(f"missing: {line}" for line in comparison.missing))]
-    picture = (
-        figure(
-            "forest",
-            f"Against {comparison.baseline}",
-            "Ratio to the baseline's run of the same seed; left of the line is less. A tick is a seed, the mark their "
-            "geometric mean, the bar its 95 % interval (none for one seed).",
-            wide=True,
-        )
-        if has_forest
-        else None
-    )
+        texts = [str(row.sooner[key]) if key in row.sooner else "" for row in comparison.rows]
+        heading = ["sooner", element("small", f"at the baseline's final {title}")]
+        rows.append((heading, [element("span", text, class_="mean") for text in texts], False))
+    forest = figure("forest", f"Against {comparison.baseline}", FOREST, wide=True) if "forest" in drawn else None
     return section(
         "results",
         "Results",
-        statement(len(comparison.seeds)),
-        picture,
-        element("div", table, class_="scroll", tabindex="0", role="region", aria_label="Results"),
-        element("ul", notes, class_="notes") if notes else None,
+        statistics_note(len(comparison.seeds)),
+        forest,
+        table(columns, rows, "Results"),
+        notes([*comparison.notes, *(f"missing: {line}" for line in comparison.missing)]),
     )
 
 
-def curves(there: set[str], scaling_alone: bool, baseline: str) -> Markup | None:
-    shown = [
-        ("loss", "Training loss", "On the batches of training; shaded: the range within a point of the curve."),
-        ("validation", "Validation loss", "Held-out images with fixed noise and times, the same for every run."),
-        ("validation_ema", "Validation loss of the EMA", "The averaged network, which is what one samples from."),
-        (
-            "relative",
-            f"Validation loss against {baseline}",
-            "In per cent of the baseline's at the same step and seed; below the dashed line is better.",
-        ),
-        ("fid", "FID", "Of samples from the EMA network, measured by training on its way."),
-        ("frechet", "Fréchet distance", "Of samples from the EMA network, by training on its way; this is not FID."),
-        ("gradient", "Gradient norm", "Of the whole gradient, before clipping."),
-    ]
-    figures = [figure(*entry) for entry in shown if entry[0] in there]
-    if not figures:
-        return None
+def curves(drawn: set[str], only_scaling_differs: bool, baseline: str) -> Markup | None:
+    shown = figures([(name, title.format(baseline=baseline), caption) for name, title, caption in CURVES], drawn)
     lead = "Means over the points of a curve; the bar above smooths and switches to a logarithmic axis."
-    if scaling_alone:
+    if only_scaling_differs:
         lead = "Runs of one seed see the same images, times and noise in the same order; only their scaling differs."
-    return section("curves", "Training", lead, element("div", figures, class_="figures"))
+    return section("curves", "Training", lead, shown) if shown else None
 
 
-def oscillation(there: set[str], runs: Sequence[RunView]) -> Markup | None:
-    shown = [
-        (
-            "oscillation",
-            "Feature oscillation by skip",
-            "Standard deviation of the jumps of log‖hᵢ‖ over one step, on one fixed probe batch, in the second half of "
-            "training. hᵢ is what long skip i joins; the last is the middle block's output.",
-        ),
-        (
-            "oscillation_train",
-            "The same on training batches",
-            "Here the sampled images and times change from step to step too, and their share is not the network's.",
-        ),
-        (
-            "oscillation_gradient",
-            "Gradient oscillation by skip",
-            "The same of the gradient norm, before clipping, in the block that consumes long skip i.",
-        ),
-    ]
-    figures = [figure(*entry) for entry in shown if entry[0] in there]
-    panels = None
-    if "norms" in there:
-        panels = figure(
-            "norms",
-            "Feature norms over training",
-            "‖hᵢ‖, what long skip i joins, on the probe batch. A calm network draws a smooth line (the paper's Figs. 1 "
-            "and 12).",
-            wide=True,
-        )
-    alarms = _alarms(runs)
-    if not figures and panels is None and alarms is None:
+def oscillation(drawn: set[str], views: Sequence[RunView]) -> Markup | None:
+    panels = figure(*NORMS, wide=True) if "norms" in drawn else None
+    charts, alarms = figures(OSCILLATION, drawn, "figures three"), _alarms(views)
+    if charts is None and panels is None and alarms is None:
         return None
     lead = "How much features and gradients jump from one step to the next, skip by skip (i = 1 is the outermost)."
-    return section("oscillations", "Oscillation", lead, element("div", figures, class_="figures three"), panels, alarms)
+    return section("oscillations", "Oscillation", lead, charts, panels, alarms)
 
 
-def _alarms(runs: Sequence[RunView]) -> Markup | None:
-    watched = [run for run in runs if run.watch is not None]
-    if not watched:
-        return None
+def _alarms(views: Sequence[RunView]) -> Markup | None:
     items = []
-    for run in watched:
-        assert run.watch is not None
-        lines = run.watch.alarms()
-        said = element("ul", [element("li", line) for line in lines[:20]]) if lines else " no alarm"
+    for view in views:
+        if view.run.stability is None:
+            continue
+        lines = view.run.stability.alarms()
+        listed = element("ul", [element("li", line) for line in lines[:20]]) if lines else " no alarm"
         more = element("p", f"and {len(lines) - 20} more") if len(lines) > 20 else None
-        items.append(element("li", element("strong", run.name), said, more, data_member=member([run])))
+        items.append(element("li", element("strong", view.name), listed, more, data_member=member([view])))
+    if not items:
+        return None
     return element("details", element("summary", "Alarms of the monitor"), element("ul", items, class_="alarms"))
 
 
-def skips(there: set[str]) -> Markup | None:
-    shown = [
-        (
-            "kappa",
-            "κᵢ by skip",
-            "At the end of training. Shaded: κ^(i−1) for κ from 0.5 to 0.95, the range that Section 4.1 gives CS "
-            "(Fig. 7). Bars: the range of learned coefficients over tokens or channels of the probe.",
-        ),
-        (
-            "ratio",
-            "Skip against backbone",
-            "‖κᵢ·xᵢ‖/‖hᵢ‖ where long skip i joins, on the probe at the end of training.",
-        ),
-    ]
-    figures = [figure(*entry) for entry in shown if entry[0] in there]
-    if not figures:
+def skips(drawn: set[str]) -> Markup | None:
+    shown = figures(SKIPS, drawn)
+    if shown is None:
         return None
     more = None
-    if "ratios" in there:
-        inner = figure("ratios", "Skip against backbone over training", "The same ratio at every look.", wide=True)
-        more = element("details", element("summary", "The ratios over training"), inner, class_="print")
-    lead = "How strongly each long skip is scaled, and how much of it arrives beside the backbone."
-    return section("skips", "Long skips", lead, element("div", figures, class_="figures"), more)
+    if "ratios" in drawn:
+        summary = element("summary", "The ratios over training")
+        more = element("details", summary, figure(*RATIOS, wide=True), class_="print")
+    lead = "How strongly each long skip is scaled, and how large it is beside the backbone."
+    return section("skips", "Long skips", lead, shown, more)
 
 
-def samples(runs: Sequence[RunView], frames: Sequence[Sequence[Frame]]) -> Markup | None:
-    """The grids of all runs at one step, with a slider over the steps."""
+def samples(views: Sequence[RunView], frames: Sequence[Sequence[Frame]]) -> Markup | None:
+    """The sample grids of all runs at one step, with a slider over the steps."""
     steps = sorted({frame.step for own in frames for frame in own})
     if not steps:
         return None
     grids = []
-    for run, own in zip(runs, frames, strict=True):
-        if not own:
-            continue
+    for view, own in zip(views, frames, strict=True):
         images = [
-            element(
-                "img",
-                src=frame.address,
-                alt=f"Samples of {run.name} at step {frame.step}",
-                width=frame.width,
-                height=frame.height,
-                data_step=frame.step,
-                class_="pixelated" if frame.pixelated else None,
-                hidden=frame is not own[-1],
-            )
+            element("img", src=frame.address, alt=f"Samples of {view.name} at step {frame.step}", width=frame.width,
+                    height=frame.height, data_step=frame.step, class_="pixelated" if frame.pixelated else None,
+                    hidden=frame is not own[-1])
             for frame in own
-        ]
-        seed = "" if run.seed is None or len({other.seed for other in runs}) < 2 else f" · seed {run.seed}"
-        title = element("figcaption", element("span", data_swatch=run.index), " ", run.label, seed)
-        grids.append(element("figure", title, images, class_="samples", data_member=member([run])))
+        ]  # fmt: skip
+        seed = "" if view.seed is None or len({other.seed for other in views}) < 2 else f" · seed {view.seed}"
+        title = element("figcaption", element("span", data_swatch=view.index), " ", view.label, seed)
+        if images:
+            grids.append(element("figure", title, images, class_="samples", data_member=member([view])))
     slider = None
     if len(steps) > 1:
         last = len(steps) - 1
-        slider = element(
-            "p",
-            element("label", "From first to last ", element("input", type="range", id="frame", min="0", max=last,
-                    step="1", value=last, data_steps=json.dumps(steps))),
-            " ", element("output", f"step {steps[-1]:,}", id="frame-step"),
-            class_="slider",
-        )  # fmt: skip
+        handle = element("input", type="range", id="frame", min="0", max=last, step="1", value=last,
+                         data_steps=json.dumps(steps))  # fmt: skip
+        output = element("output", f"step {steps[-1]:,}", id="frame-step")
+        slider = element("p", element("label", "From first to last ", handle), " ", output, class_="slider")
     lead = "From the EMA network, and from the same noise in every run."
     return section("samples", "Samples", lead, slider, element("div", grids, class_="grids"))
 
 
+def robustness(drawn: set[str], views: Sequence[RunView]) -> Markup | None:
+    shown = figures(ROBUSTNESS, drawn)
+    if shown is None:
+        return None
+    lead = "Gaussian noise δ of variance σ_δ² is added to the network's input (the paper's Fig. 3c)."
+    metrics = dict.fromkeys(str(m) for view in views if (m := (view.run.robustness or {}).get("metric")))
+    if metrics:
+        lead += f" Distance: {'; '.join(metrics)}."
+    return section("robustness", "Robustness", lead, shown)
+
+
+def evaluation(views: Sequence[RunView]) -> Markup | None:
+    """Every stored evaluation with its card, side by side; fields that differ are marked."""
+    columns, values = [], []
+    for view in views:
+        for stored in view.run.evaluations.values():
+            columns.append((view.name, [view]))
+            values.append(stored)
+    if not columns:
+        return None
+    cards = [stored["card"] for stored in values]
+    rows: list[tuple[Child, list[Child], bool]] = [_row("metric", [_text(card.get("metric")) for card in cards])]
+    for title, key in (("distance", "frechet"), ("KID", "kid")):
+        texts = [_interval(stored.get(key), stored.get(f"{key}_interval")) for stored in values]
+        if key == "frechet" or any(text != "–" for text in texts):
+            rows.append((title, [element("strong", text) for text in texts], False))
+    for title, path in CARD.items():
+        texts = [_text(_at(card, path)) for card in cards]
+        if title in ("weights", "measured"):  # the start of a hash; a date without seconds and time zone
+            texts = [text[:12] if title == "weights" else text[:16].replace("T", " ") for text in texts]
+        if any(text != "–" for text in texts):
+            rows.append(_row(title, texts))
+    lines = [str(note) for card in cards if isinstance(card.get("notes"), list) for note in card["notes"]]
+    lead = "Two distances compare only if their cards agree. Fields that differ are marked."
+    return section(
+        "evaluation", "Evaluation cards", lead, table(columns, rows, "Evaluation cards"), notes([*dict.fromkeys(lines)])
+    )
+
+
+def configs(views: Sequence[RunView]) -> Markup | None:
+    """The settings that differ between the runs, then all settings of each."""
+    known = [view for view in views if view.run.settings]
+    if not known:
+        return None
+    settings = [view.run.settings for view in known]
+    keys = differing_keys(settings)
+    rows: list[tuple[Child, list[Child], bool]] = [
+        (key, [_text(own.get(key)) for own in settings], False) for key in keys
+    ]
+    records = [view.run.record for view in known]
+    rows.append(("steps done", [_text(view.run.logged_step) for view in known], False))
+    rows.append(
+        ("parameters", [f"{n:,}" if isinstance(n := r.get("parameters"), int) else "–" for r in records], False)
+    )
+    rows.append(("device", [_text(record.get("device")) for record in records], False))
+    for name in ("torch", "scalelong"):
+        rows.append((name, [_text(_at(record, ("versions", name))) for record in records], False))
+    complete = [
+        element(
+            "details",
+            element("summary", f"All settings of {view.name}"),
+            element("table", element("tbody", [
+                element("tr", element("th", key, scope="row"), element("td", _text(value)))
+                for key, value in view.run.settings.items()
+            ])),
+            data_member=member([view]),
+        )
+        for view in known
+    ]  # fmt: skip
+    lead = "These settings differ between the runs; all others are equal." if keys else "All settings are equal."
+    if len(known) == 1:
+        lead = "The settings of this run."
+    columns = [(view.name, [view]) for view in known]
+    return section("configs", "Configs", lead, table(columns, rows, "Settings that differ", "setting"), complete)
+
+
+def _row(title: str, texts: Sequence[str]) -> tuple[Child, list[Child], bool]:
+    return title, list(texts), len(set(texts)) > 1 and title != "measured"
+
+
+def _interval(value: Any, interval: Any) -> str:
+    if not isinstance(value, (int, float)):
+        return "–"
+    ends = [interval.get(end) for end in ("low", "high")] if isinstance(interval, dict) else []
+    known = len(ends) == 2 and all(isinstance(end, (int, float)) for end in ends)
+    return with_interval(value, *ends) if known else number(value)
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(_text, value))
+    text = str(value)
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
 def footer(lines: Sequence[str]) -> Markup:
-    return element("footer", join([element("p", line) for line in lines]))
+    return element("footer", [element("p", line) for line in lines])
