@@ -200,10 +200,10 @@ def _monitor_ratios(step: Case, watch: StabilityMonitor, rounds: int, every: int
 
 def _monitored_digits(folder: Path, every: int) -> tuple[Case, StabilityMonitor]:
     trainer = make_trainer("digits")
-    trainer.watch = StabilityMonitor(
+    trainer.monitor = StabilityMonitor(
         trainer.net, probe=(torch.randn(4, 1, 8, 8), torch.rand(4) * 999), every=every, out=folder / "stability.jsonl"
     )
-    return trainer.step, trainer.watch
+    return trainer.step, trainer.monitor
 
 
 def _monitored_unet(folder: Path, every: int) -> tuple[Case, StabilityMonitor]:

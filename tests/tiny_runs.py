@@ -1,8 +1,11 @@
 """A run small enough that a test can train it many times, as a config and as a command."""
 
 import dataclasses
+import sys
 
 from scalelong.runs.config import override
+from scalelong.runs.logs import read_lines
+from scalelong.runs.run import Run
 from scalelong.training.presets import preset
 
 TINY = {
@@ -28,3 +31,14 @@ def tiny_config(name="digits", scaling=None, **settings):
 def tiny_settings(**settings):
     """TINY with `train__steps=3` and the like instead."""
     return {**TINY, **{key.replace("__", "."): value for key, value in settings.items()}}
+
+
+def tiny_command(folder, *options):
+    """`scalelong train` of the same run in a process of its own."""
+    settings = [f"--set={key}={value}" for key, value in TINY.items() if key != "train.steps"]
+    return [sys.executable, "-m", "scalelong", "train", "digits", "--out", str(folder), *settings, *options]
+
+
+def losses(folder):
+    """(step, loss, gradient norm) of every logged step."""
+    return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in read_lines(Run(folder).metrics_path)]

@@ -20,9 +20,9 @@ import numpy as np
 
 from scalelong.monitor.monitor import StabilityMonitor
 from scalelong.training.examples import Examples
+from scalelong.training.observers import ProbeBatch
 from scalelong.training.presets import preset
 from scalelong.training.trainer import Trainer
-from scalelong.training.watching import FixedBatch
 
 FIRST = 100
 
@@ -48,8 +48,8 @@ def measure(steps: int, sizes: list[int]) -> dict[str, dict[str, dict[int, float
     monitors = {}
     for n in sizes:
         batch = trainer.examples.probe(n)
-        monitors[n] = StabilityMonitor(trainer.net, FixedBatch(trainer, batch), t=batch.t, every=1)
-    trainer.watch = Several(monitors)  # type: ignore[assignment]
+        monitors[n] = StabilityMonitor(trainer.net, ProbeBatch(trainer, batch), t=batch.t, every=1)
+    trainer.monitor = Several(monitors)  # type: ignore[assignment]
     seen: dict[int, list[list[float]]] = {n: [] for n in sizes}
     for _ in range(steps):
         trainer.step()

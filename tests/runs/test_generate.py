@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scalelong import LearnableScaling, ScaleLongError, load_run
+from scalelong import LearnableScaling, load_run
 from scalelong.cli import main
+from scalelong.errors import InvalidValueError, UnknownNameError
 from scalelong.runs.generate import Request, generate, grid_columns, label_of
 from scalelong.training.loop import train
 from tiny_runs import tiny_config
@@ -56,17 +57,23 @@ def test_classes_are_taken_in_turn_or_as_asked(by_class):
     assert np.array_equal(images(by_class, n=2), same)  # 0, 1, … in turn
 
 
-def test_conditions_that_cannot_be_are_sentences(by_class, plain):
-    with pytest.raises(ScaleLongError, match="class 10 is not in 0 … 9"):
-        images(by_class, n=1, classes=[10])
-    with pytest.raises(ScaleLongError, match="unknown class 'horse'"):
-        images(by_class, n=1, classes=["horse"])
-    with pytest.raises(ScaleLongError, match="no classes"):
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"classes": [10]}, InvalidValueError, "class.*9.*10"),
+        ({"classes": ["horse"]}, UnknownNameError, "'horse'"),
+        ({"precision": "fp8"}, UnknownNameError, "'fp8'"),
+        ({"prompts": ["a sun"]}, InvalidValueError, "no text.*a sun"),
+    ],
+)
+def test_conditions_that_the_run_does_not_have_are_refused(by_class, options, error, match):
+    with pytest.raises(error, match=match):
+        images(by_class, n=1, **options)
+
+
+def test_classes_are_refused_by_a_run_without_classes(plain):
+    with pytest.raises(InvalidValueError, match="no classes.*0"):
         images(plain, n=1, classes=[0])
-    with pytest.raises(ScaleLongError, match="no text"):
-        images(plain, n=1, prompts=["a"])
-    with pytest.raises(ScaleLongError, match="unknown precision"):
-        images(plain, n=1, precision="fp8")
 
 
 def test_names_and_numbers_of_classes():

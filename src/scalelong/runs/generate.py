@@ -1,4 +1,4 @@
-"""Images from a trained network with the conditions of its run: the generator that commands and metrics share."""
+"""Images from a trained network with the conditions of its run. Commands, metrics and training all sample here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from scalelong.diffusion import sample, to_uint8
-from scalelong.errors import ScaleLongError, unknown
+from scalelong.errors import InvalidValueError, invalid, unknown
 from scalelong.models.registry import get_model
 from scalelong.runs.config import Config, Facts
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. Image k depends on (seed, k) and its condition only, never on the batch size."""
+    """Which images to generate. Image k depends only on (seed, k) and its condition, not on the batch size."""
 
     n: int = 64
     sampler: str = "dpm-solver-fast"
@@ -27,15 +27,15 @@ class Request:
     seed: int = 0
     first: int = 0
     batch_size: int = 64
-    classes: Sequence[int | str] | None = None  # cycled over the images; None: every class in turn
-    prompts: Sequence[str] | None = None  # cycled; None: captions of held-out images
+    classes: Sequence[int | str] | None = None  # repeated over the images; None uses every class in turn
+    prompts: Sequence[str] | None = None  # repeated; None uses captions of held-out images
     precision: str = "fp32"
 
 
 def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield uint8 (B, H, W, C) batches of images first … first + n − 1."""
+    """Yield batches of images first … first + n − 1 as uint8 (B, H, W, C). Checks the request immediately."""
     y = _labels(facts, request)
-    context, empty = _tokens(config, request)
+    context, null_context = _tokens(config, request)
     latent = config.data.vae is not None
     batches = sample(
         get_model(config.model.kind).adapt(net),
@@ -51,7 +51,7 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
         context=context,
         guidance=request.guidance,
         null_y=facts.null_y,
-        null_context=empty,
+        null_context=null_context,
         autocast=autocast_type(request.precision),
         clip=not latent,
     )
@@ -59,21 +59,21 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
 
 
 def grid_columns(facts: Facts, request: Request) -> int | None:
-    """A column a class or a prompt, where they take turns and there is room for them; None: as square as it comes."""
+    """Return one column per class or prompt if they alternate and fit, or None for a nearly square grid."""
     conditional = facts.shapes.label_rows and facts.class_names is not None
     classes = request.classes or facts.class_names or () if conditional else ()
-    turns = len(request.prompts or classes)
-    return turns if 1 < turns <= min(request.n, 20) else None
+    columns = len(request.prompts or classes)
+    return columns if 1 < columns <= min(request.n, 20) else None
 
 
 def label_of(word: int | str, names: Sequence[str]) -> int:
-    """A class by number or by name."""
+    """Return a class by its name or its number."""
     text = str(word).strip()
     if text in names:
         return list(names).index(text)
     if text.lstrip("-").isdecimal():
         if not 0 <= int(text) < len(names):
-            raise ScaleLongError(f"class {text} is not in 0 … {len(names) - 1}")
+            raise invalid("class", f"in 0 … {len(names) - 1}", int(text))
         return int(text)
     raise unknown("class", text, names)
 
@@ -82,22 +82,19 @@ def _labels(facts: Facts, request: Request) -> Tensor | None:
     names = facts.class_names
     if not facts.shapes.label_rows or names is None:
         if request.classes is not None:
-            raise ScaleLongError("this run has no classes; leave out --class")
+            raise InvalidValueError(f"this run has no classes, got classes {list(request.classes)}; leave out --class")
         return None
-    words = list(range(len(names))) if request.classes is None else list(request.classes)
-    labels = [label_of(word, names) for word in words]
+    labels = [label_of(word, names) for word in (range(len(names)) if request.classes is None else request.classes)]
     if request.guidance != 1.0 and facts.null_y is None:
-        raise ScaleLongError(
-            f"guidance {request.guidance:g} needs a network trained with dropped classes (diffusion.drop > 0)"
-        )
+        raise invalid("guidance", "1 for a network trained without dropped classes (diffusion.drop)", request.guidance)
     return torch.tensor([labels[k % len(labels)] for k in range(request.first, request.first + request.n)])
 
 
 def _tokens(config: Config, request: Request) -> tuple[Tensor | None, Tensor | None]:
-    """Text tokens (n, L, D) and those of the empty prompt (L, D)."""
+    """Return the text tokens (n, L, D) and those of the empty prompt (L, D)."""
     if config.data.text is None:
         if request.prompts is not None:
-            raise ScaleLongError("this run has no text; leave out --prompt")
+            raise InvalidValueError(f"this run has no text, got prompts {list(request.prompts)}; leave out --prompt")
         return None, None
     from scalelong.data import encode_prompts, load
 
@@ -105,13 +102,13 @@ def _tokens(config: Config, request: Request) -> tuple[Tensor | None, Tensor | N
     if prompts is None:
         captions = load(config.data.name, split=config.data.validation, image_size=config.data.image_size).captions
         if captions is None:
-            raise ScaleLongError(f"{config.data.name} has no captions to take prompts from; give --prompt")
+            raise InvalidValueError(f"{config.data.name} has no captions to use as prompts; give --prompt")
         prompts = [captions[k] for k in range(min(len(captions), request.first + request.n))]
     distinct = list(dict.fromkeys([*prompts, ""]))
     encoded = encode_prompts(distinct, encoder=config.data.text, max_length=config.data.text_tokens)
-    place = {prompt: k for k, prompt in enumerate(distinct)}
-    order = [place[prompts[k % len(prompts)]] for k in range(request.first, request.first + request.n)]
-    return encoded[order], encoded[place[""]]
+    row = {prompt: k for k, prompt in enumerate(distinct)}
+    order = [row[prompts[k % len(prompts)]] for k in range(request.first, request.first + request.n)]
+    return encoded[order], encoded[row[""]]
 
 
 def _decoded(latents: Tensor, config: Config) -> Tensor:
@@ -122,21 +119,20 @@ def _decoded(latents: Tensor, config: Config) -> Tensor:
 
 
 def autocast_type(precision: str) -> torch.dtype | None:
-    """What the network is run in; None: float32 throughout."""
+    """Return the autocast type of a precision, None for float32."""
     options = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
     if precision not in options:
         raise unknown("precision", precision, options)
     return options[precision]
 
 
-def best_device(asked: str | None = None) -> torch.device:
-    """The device asked for, or the fastest one here."""
-    if asked is None:
-        asked = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+def best_device(name: str | None = None) -> torch.device:
+    """Return the named device, or the fastest one available."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        device = torch.device(asked)
+        device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ScaleLongError(f"device {asked!r} cannot be used here: {reason}") from error
+        raise InvalidValueError(f"device {name!r} is not available: {str(error).strip().splitlines()[0]}") from error
     return device

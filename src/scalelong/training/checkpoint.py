@@ -1,4 +1,4 @@
-"""Checkpoints: one folder each, whole or absent, with hashes; safetensors and JSON only."""
+"""Checkpoints: one folder per step, complete or absent, with hashes. Only safetensors and JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import RunError, one_line
 from scalelong.files import atomic_folder, sha256
 
 MANIFEST = "manifest.json"
@@ -24,7 +23,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. `updates` leaves out skipped steps: it drives the schedule and the EMA."""
+    """How far a run is. `updates` does not count skipped steps; it drives the schedule and the EMA."""
 
     step: int = 0
     updates: int = 0
@@ -34,69 +33,68 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on as if it had never stopped."""
+    """Everything a run needs to resume exactly."""
 
     progress: Progress
     model: dict[str, Tensor]
     ema: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    scaler: dict[str, Any]  # of fp16's gradient scaling, empty elsewhere
-
-
-def folder_of(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f"step-{step:08d}"
+    scaler: dict[str, Any]  # of fp16's gradient scaling, otherwise empty
 
 
 def save(checkpoints: Path, state: Checkpoint, keep: int) -> Path:
-    """Write a checkpoint aside and rename it into place; then let go of all but the last `keep`."""
-    target = folder_of(checkpoints, state.progress.step)
-    if target.exists():  # the same step again, after a resume: the folder there is what would be written
-        if _damage(target) is None:
+    """Write a checkpoint to a temporary folder, rename it, and remove all but the last `keep`."""
+    target = checkpoints / f"step-{state.progress.step:08d}"
+    if target.exists():  # after a resume: an intact checkpoint of this step is what we would write
+        try:
+            _read(target)
             return target
-        shutil.rmtree(target)
+        except RunError:
+            shutil.rmtree(target)
     with atomic_folder(target) as folder:
+        files = {}
         for name in TENSORS:
             tensors = {k: v.detach().cpu().contiguous() for k, v in getattr(state, name).items()}
             save_file(tensors, folder / f"{name}.safetensors")
-        files = {f"{name}.safetensors": sha256(folder / f"{name}.safetensors") for name in TENSORS}
+            files[f"{name}.safetensors"] = sha256(folder / f"{name}.safetensors")
         record = {"format": FORMAT, "progress": vars(state.progress), "scaler": state.scaler, "files": files}
-        record["digest"] = _digest(record)  # a flipped bit in the manifest itself shows as well
+        record["digest"] = _digest(record)  # detects damage of the manifest itself
         (folder / MANIFEST).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    # Later steps are checkpoints that were passed over as damaged: they must not push out the good ones.
+    # Checkpoints of later steps were skipped as damaged: they must not displace intact ones.
     for old in [path for path in _listed(checkpoints) if _step(path) <= state.progress.step][keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
 def newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and a sentence for each damaged one that was passed over.
+    """Return the newest intact checkpoint, and a message for each damaged one that was skipped.
 
-    Where there are checkpoints and none is whole, that is an error: to start at step 1 would write over what may
-    only be out of reach for a while.
+    Raises `RunError` if there are checkpoints and none is intact: starting over at step 1 would overwrite a run whose
+    files may only be temporarily unreachable.
     """
-    notes: list[str] = []
+    skipped: list[str] = []
     for folder in _listed(checkpoints):
-        damage = _damage(folder)
-        if damage is None:
-            return _load(folder), notes
-        notes.append(f"checkpoint {folder.name} is damaged ({damage}) and was passed over")
-    if notes:
-        raise ScaleLongError(
-            f"no checkpoint in {checkpoints} can be used: {'; '.join(notes)}. "
-            "Put a whole one there, or take the folder away to start at step 1"
+        try:
+            return _read(folder), skipped
+        except RunError as damage:
+            skipped.append(f"skipped the damaged checkpoint {folder.name}: {damage}")
+    if skipped:
+        raise RunError(
+            f"no intact checkpoint in {checkpoints} ({'; '.join(skipped)}); restore one, or remove the folder to start "
+            "over at step 1"
         )
-    return None, notes
+    return None, skipped
 
 
 def last_step(checkpoints: Path) -> int | None:
-    """The step of the newest checkpoint by name, without a look inside."""
+    """Return the step of the newest checkpoint by its name, without reading it."""
     return next((_step(folder) for folder in _listed(checkpoints)), None)
 
 
 def _listed(checkpoints: Path) -> list[Path]:
-    """Newest first."""
-    found = [p for p in checkpoints.glob("step-*") if p.is_dir() and p.name[5:].isdecimal()]
-    return sorted(found, key=_step, reverse=True)
+    """Checkpoint folders, newest first."""
+    folders = [p for p in checkpoints.glob("step-*") if p.is_dir() and p.name[5:].isdecimal()]
+    return sorted(folders, key=_step, reverse=True)
 
 
 def _step(folder: Path) -> int:
@@ -104,60 +102,50 @@ def _step(folder: Path) -> int:
 
 
 def _digest(record: dict[str, Any]) -> str:
-    """Of everything in a manifest but the digest."""
+    """Hash of a manifest without its digest."""
     rest = {key: value for key, value in record.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode("utf-8")).hexdigest()
 
 
-def _damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+def _read(folder: Path) -> Checkpoint:
+    """Load a checkpoint, or raise `RunError` with the damage. Nothing is loaded before its hash is checked."""
     try:
         record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if record["format"] != FORMAT:
-            return f"format {record['format']}, this version reads {FORMAT}"
-        if record["digest"] != _digest(record) or Progress(**record["progress"]).step != _step(folder):
-            return f"{MANIFEST} is not what was written"
-        if set(record["files"]) != {f"{name}.safetensors" for name in TENSORS}:
-            return "its manifest lists other files"
+            raise RunError(f"format {record['format']}, this version reads {FORMAT}")
+        progress = Progress(**record["progress"])
+        names = {f"{name}.safetensors" for name in TENSORS}
+        if record["digest"] != _digest(record) or progress.step != _step(folder) or set(record["files"]) != names:
+            raise RunError(f"{MANIFEST} was changed")
         for name, digest in record["files"].items():
             if sha256(folder / name) != digest:
-                return f"{name} does not have the hash in the manifest"
-    except OSError as error:
-        return f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return f"{MANIFEST} is not what was written"
-    return None
-
-
-def _load(folder: Path) -> Checkpoint:
-    record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    try:
+                raise RunError(f"{name} does not match its hash")
         tensors = {name: load_file(folder / f"{name}.safetensors") for name in TENSORS}
-    except (SafetensorError, OSError) as error:
-        raise ScaleLongError(f"{folder} cannot be read: {error}") from error
-    return Checkpoint(progress=Progress(**record["progress"]), scaler=record["scaler"], **tensors)
-
-
-# ------------------------------------------------------------------- optimizer state by parameter name
+        return Checkpoint(progress=progress, scaler=record["scaler"], **tensors)
+    except RunError:
+        raise
+    except OSError as error:
+        raise RunError(f"could not read {Path(error.filename or folder).name}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{MANIFEST} is not valid: {one_line(error)[:100]}") from error
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:
-    """`exp_avg/NAME` and so on: state goes by name, never by order."""
+    """Return the optimizer state by parameter name (`exp_avg/NAME`…), never by order."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in net.named_parameters()}
-    flat = {}
-    for parameter, values in optimizer.state.items():
-        for key, value in values.items():
-            flat[f"{key}/{names[parameter]}"] = torch.as_tensor(value)
-    return flat
+    return {
+        f"{key}/{names[parameter]}": torch.as_tensor(value)
+        for parameter, values in optimizer.state.items()
+        for key, value in values.items()
+    }
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, flat: dict[str, Tensor]) -> None:
-    """Put `optimizer_tensors` back, each beside its parameter."""
-    by_name = dict(net.named_parameters())
-    for entry, value in flat.items():
+def restore_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Restore what `optimizer_tensors` returned."""
+    parameters = dict(net.named_parameters())
+    for entry, value in tensors.items():
         key, _, name = entry.partition("/")
-        if name not in by_name:
-            raise ScaleLongError(f"the checkpoint's optimizer knows {name!r}, which the network does not have")
-        parameter = by_name[name]
-        moved = value.clone() if key == "step" else value.to(parameter.device, copy=True)
-        optimizer.state[parameter][key] = moved
+        if name not in parameters:
+            raise RunError(f"the checkpoint has optimizer state for {name!r}, a parameter this network does not have")
+        parameter = parameters[name]
+        optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device, copy=True)

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it trains: a bar in a terminal, plain lines elsewhere."""
+"""The progress of a run on standard error: a bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 from scalelong.training.trainer import Outcome
 
 
 class Display:
-    """Shows loss, gradient norm, images a second and the time left; silent on all but the first process."""
+    """Shows loss, gradient norm, images per second and the time left. Use it as a context manager."""
 
     def __init__(self, title: str, steps: int, done: int, batch_size: int, *, quiet: bool = False) -> None:
-        self.title, self.steps, self.batch_size, self.quiet = title, steps, batch_size, quiet
-        self.started, self.first = time.monotonic(), done
-        self.said = self.started
+        self.title, self.steps, self.done, self.batch_size, self.quiet = title, steps, done, batch_size, quiet
+        self.terminal = sys.stderr.isatty() and not quiet
+        self.started = self.updated = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
-        self.terminal = sys.stderr.isatty() and not quiet
-        self._done = done
 
     def __enter__(self) -> Display:
         if self.terminal:
@@ -33,32 +30,31 @@ class Display:
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
+                TextColumn("{task.fields[values]}"),
                 TimeRemainingColumn(compact=True),
                 console=Console(stderr=True, emoji=False),
             )
             self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.steps, completed=self._done, figures="")
+            self._task = self._bar.add_task(self.title, total=self.steps, completed=self.done, values="")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
     def step(self, number: int, outcome: Outcome) -> None:
-        if self.quiet:
-            return
+        """Update the bar ten times per second, or print a line every ten seconds."""
         now = time.monotonic()
+        if self.quiet or (now - self.updated < (0.1 if self._bar is not None else 10) and number < self.steps):
+            return
+        self.updated, elapsed, count = now, max(1e-9, now - self.started), max(1, number - self.done)
+        speed = count * self.batch_size / elapsed
+        values = f"loss {outcome.loss:.4f} · gradient {outcome.grad_norm:.3f} · {speed:.0f} images/s"
         if self._bar is not None:
-            if now - self.said >= 0.1 or number == self.steps:
-                self.said = now
-                self._bar.update(self._task, completed=number, figures=self._figures(number, outcome, now))
-        elif now - self.said >= 10 or number == self.steps:
-            self.said = now
-            left = (self.steps - number) * (now - self.started) / max(1, number - self.first)
-            self.say(
-                f"{self.title}: step {number} of {self.steps}, {self._figures(number, outcome, now)}, {left:.0f} s left"
-            )
+            self._bar.update(self._task, completed=number, values=values)
+        else:
+            left = (self.steps - number) * elapsed / count
+            self.say(f"{self.title}: step {number} of {self.steps}, {values}, {left:.0f} s left")
 
     def say(self, line: str) -> None:
         if self.quiet:
@@ -78,7 +74,3 @@ class Display:
         finally:
             if self._bar is not None:
                 self._bar.start()
-
-    def _figures(self, number: int, outcome: Outcome, now: float) -> str:
-        speed = (number - self.first) * self.batch_size / max(1e-9, now - self.started)
-        return f"loss {outcome.loss:.4f} · gradient {outcome.grad_norm:.3f} · {speed:.0f} images/s"

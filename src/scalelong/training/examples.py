@@ -1,4 +1,4 @@
-"""The examples of a step, as a function of (config, step, position): no stream, no state, nothing to resume."""
+"""Batches as a function of (config, step, position): there is no stream and no state, so nothing to resume."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from scalelong import counter
 from scalelong.counter import Stream
 from scalelong.diffusion import Process, get_process
-from scalelong.errors import ScaleLongError
+from scalelong.errors import DataError
 from scalelong.models.registry import Shapes
 from scalelong.runs.config import Config, Facts
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A part of a step's batch, on the CPU."""
+    """Noise, times, images and conditions of (a part of) a batch."""
 
     x_0: Tensor  # (B, C, H, W)
-    t: Tensor  # (B,), the process's own time
+    t: Tensor  # (B,), in the time of the process
     eps: Tensor  # (B, C, H, W)
     y: Tensor | None = None  # (B,)
     context: Tensor | None = None  # (B, L, D)
@@ -41,7 +41,7 @@ class Batch:
 
 
 class Examples:
-    """Images with their conditions, of one split."""
+    """The images of one split with their conditions."""
 
     def __init__(self, config: Config, split: str) -> None:
         from scalelong import data as sources
@@ -56,12 +56,12 @@ class Examples:
         self.tokens: Any = None
         if d.text is not None:
             if self.images.captions is None:
-                raise ScaleLongError(f"{d.name} has no captions; data.text needs them")
+                raise DataError(f"data.text={d.text!r} needs captions, but {d.name} has none; set data.text=none")
             self.tokens = sources.encode_text(self.images, encoder=d.text, max_length=d.text_tokens)
         if d.classes and self.images.labels is None:
-            raise ScaleLongError(f"{d.name} has no classes; data.classes needs them")
+            raise DataError(f"data.classes=true needs labels, but {d.name} has none; set data.classes=false")
         if len(self.images) < 1:
-            raise ScaleLongError(f"{d.name} ({split}) has no images")
+            raise DataError(f"{d.name} has no images in split {split!r}")
 
     def __len__(self) -> int:
         return len(self.source)
@@ -93,7 +93,7 @@ class Examples:
         )
 
     def batch(self, step: int, first: int, count: int) -> Batch:
-        """Positions first … first + count − 1 of step `step`'s batch (steps from 1), whoever asks for them."""
+        """Return positions first … first + count − 1 of the batch of step `step` (from 1), on any process."""
         seed, size = self.config.seed, self.config.train.batch_size
         indices = self._order((step - 1) * size + first, count)
         flip = None
@@ -108,7 +108,7 @@ class Examples:
         return self._batch(indices, x_0, t, (seed, Stream.NOISE, step, first), pick, drop)
 
     def probe(self, n: int) -> Batch:
-        """A fixed batch: the split's first images, times spread evenly in a fixed order, noise of its own."""
+        """Return a fixed batch: the first images of the split, evenly spread times in a fixed order, fixed noise."""
         n = min(n, len(self))
         u = (counter.permutation(0, Stream.PROBE_TIME, 0, n) + 0.5) / n
         indices = torch.arange(n)
@@ -116,7 +116,7 @@ class Examples:
         return self._batch(indices, x_0, self.process.times(u.float()), (0, Stream.PROBE_NOISE, 0, 0), None, None)
 
     def _images(self, indices: Tensor, flip: Tensor | None, posterior: tuple[int, int, int, int] | None) -> Tensor:
-        """Images, or latents: a draw from the autoencoder's posterior where a key is given, else its mean."""
+        """Return images, or latents: a sample of the autoencoder's posterior if a key is given, otherwise its mean."""
         if self.source is self.images or posterior is None:
             return self.source.batch(indices, flip)
         noise = counter.normal(*posterior, len(indices), self.source.batch(indices[:1]).shape[1:])
@@ -141,7 +141,7 @@ class Examples:
         )
 
     def _order(self, start: int, count: int) -> Tensor:
-        """Examples start … of the endless sequence of shuffled epochs."""
+        """Return `count` indices from position `start` of the endless sequence of shuffled epochs."""
         n, parts = len(self), []
         while count > 0:
             epoch, offset = divmod(start, n)

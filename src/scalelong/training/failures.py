@@ -1,52 +1,52 @@
-"""What the machine does to a run (no memory, no disk) as a sentence that says what is safe and what would help."""
+"""Failures of the machine (memory, disk, another process) as errors that say what is safe and what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from scalelong.errors import ScaleLongError, one_line, out_of_memory
+from scalelong.errors import RunError, one_line, out_of_memory
 from scalelong.runs.config import Config
+from scalelong.runs.run import Run
 from scalelong.training import checkpoint
 
 
-class OutOfMemoryError(ScaleLongError):
+class OutOfMemoryError(RunError):
     """A batch did not fit into memory."""
 
 
-class UnwritableError(ScaleLongError):
-    """The run folder could not be written: a full disk, a folder that is gone or not ours."""
+class UnwritableError(RunError):
+    """The run folder could not be written: the disk is full, or the folder is gone or belongs to somebody else."""
 
 
-class PeerLostError(ScaleLongError):
-    """A process that this one trains together with is gone."""
+class PeerLostError(RunError):
+    """Another process of this distributed run ended."""
 
 
 @contextmanager
-def in_sentences(config: Config, folder: Path, checkpoints: Path) -> Iterator[None]:
-    """Turn an allocator's or a file system's error into a sentence about the run; let all others pass."""
+def explained(config: Config, run: Run) -> Iterator[None]:
+    """Translate errors of the allocator, the file system and torch.distributed. All others pass unchanged."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        where = getattr(error, "filename", None) or folder
+        path = getattr(error, "filename", None) or run.folder
         reason = getattr(error, "strerror", None) or one_line(error)
         raise UnwritableError(
-            f"the run in {folder} stopped: {where}: {reason}. {_kept(checkpoints)} "
-            "Once there is room and the folder can be written, the same command goes on from there"
+            f"the run in {run.folder} stopped: {path}: {reason}. {_checkpoint(run)} "
+            "Make room or fix the folder's permissions; the same command then resumes"
         ) from error
     except Exception as error:
         if _peer_lost(error):
             raise PeerLostError(
-                f"another process of this run ended ({one_line(error)[:120]}…). {_kept(checkpoints)} "
-                "The same command goes on from there; torchrun --max-restarts does so by itself"
+                f"another process of this run ended ({one_line(error)[:120]}…). {_checkpoint(run)} "
+                "The same command resumes; torchrun --max-restarts does so automatically"
             ) from error
         if not out_of_memory(error):
             raise
-        raise OutOfMemoryError(_memory(config, checkpoints, error)) from error
+        raise OutOfMemoryError(_memory_advice(config, run, error)) from error
 
 
 def _peer_lost(error: Exception) -> bool:
@@ -54,30 +54,26 @@ def _peer_lost(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
-def _memory(config: Config, checkpoints: Path, error: Exception) -> str:
+def _memory_advice(config: Config, run: Run, error: Exception) -> str:
     t = config.train
     processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     part = t.batch_size // (processes * t.accumulate)
-    ways = []
+    remedies = []
     if part > 1:
-        ways.append(f"--set train.accumulate={_next_split(part) * t.accumulate} (the same steps in smaller parts)")
+        divisor = next(count for count in range(2, part + 1) if part % count == 0)
+        remedies.append(f"--set train.accumulate={divisor * t.accumulate} (the same steps in smaller parts)")
     if not t.gradient_checkpointing:
-        ways.append("--set train.gradient_checkpointing=true (slower, less memory)")
-    ways.append("a smaller --batch-size" if part > 1 else "a smaller network")
+        remedies.append("--set train.gradient_checkpointing=true (slower, less memory)")
+    remedies.append("a smaller --batch-size" if part > 1 else "a smaller network")
     return (
         f"out of memory with {part} image(s) at once ({one_line(error)[:200] or type(error).__name__}). "
-        f"{_kept(checkpoints)} What helps: {', or '.join(ways)}"
+        f"{_checkpoint(run)} Try {', or '.join(remedies)}"
     )
 
 
-def _next_split(part: int) -> int:
-    """The least number of equal parts, more than one."""
-    return next(count for count in range(2, part + 1) if part % count == 0)
-
-
-def _kept(checkpoints: Path) -> str:
+def _checkpoint(run: Run) -> str:
     try:
-        step = checkpoint.last_step(checkpoints)
+        step = checkpoint.last_step(run.checkpoints_path)
     except OSError:
         step = None
-    return f"The checkpoint after step {step} is there." if step is not None else "No checkpoint was written yet."
+    return f"The checkpoint of step {step} is intact." if step is not None else "No checkpoint was written yet."

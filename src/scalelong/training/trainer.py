@@ -1,7 +1,8 @@
-"""What a training run is made of, and one step of it. The loop around it is `scalelong.training.loop`."""
+"""One training step, and the state it changes. `scalelong.training.loop` runs the steps."""
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
@@ -13,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from scalelong._modules import evaluating
 from scalelong.diffusion import simple_loss
-from scalelong.diffusion.network import Denoiser
-from scalelong.errors import ScaleLongError
+from scalelong.errors import InvalidValueError, RunError
+from scalelong.models.registry import get_model
 from scalelong.monitor.probe import probe_size
 from scalelong.runs.config import Config
 from scalelong.runs.run import build_network
 from scalelong.training import checkpoint
 from scalelong.training.checkpoint import Checkpoint, Progress
-from scalelong.training.ema import Ema
 from scalelong.training.examples import Batch, Examples
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step showed. Norms are of the whole gradient before clipping; `skipped` steps changed nothing."""
+    """The result of one step. `grad_norm` is the norm before clipping. A skipped step changed nothing."""
 
     loss: float
     grad_norm: float
@@ -40,36 +41,69 @@ class Outcome:
     skipped: bool = False
 
 
-class NonFiniteError(ScaleLongError):
-    """The loss or the gradient is not finite; the message names the module and the timesteps."""
+class NonFiniteError(RunError):
+    """The loss, the gradient or a weight is not finite. The message names the module and the timesteps."""
+
+
+class Ema:
+    """Exponential moving average θ̄ ← d·θ̄ + (1 − d)·θ of the parameters, matched by name. Buffers are copied.
+
+    `net` is a complete copy of the network, scaling included, in eval mode.
+    """
+
+    def __init__(self, net: nn.Module, decay: float, warmup: bool = False) -> None:
+        self.decay, self.warmup = decay, warmup
+        self.net = copy.deepcopy(net).eval().requires_grad_(False)
+        averages, buffers = dict(self.net.named_parameters()), dict(self.net.named_buffers())
+        self._parameters: list[Tensor] = [parameter for _, parameter in net.named_parameters()]
+        self._averages: list[Tensor] = [averages[name] for name, _ in net.named_parameters()]
+        self._buffers = [(buffers[name], buffer) for name, buffer in net.named_buffers()]
+
+    def decay_at(self, update: int) -> float:
+        """Return d for update `update` (from 1): constant, or min(d, (1 + u)/(10 + u)) with warm-up."""
+        return min(self.decay, (1 + update) / (10 + update)) if self.warmup else self.decay
+
+    @torch.no_grad()
+    def update(self, update: int) -> None:
+        torch._foreach_lerp_(self._averages, self._parameters, 1.0 - self.decay_at(update))
+        for average, buffer in self._buffers:
+            average.copy_(buffer)
 
 
 class Trainer:
-    """Network, EMA, optimizer and data of a run, in the state after `progress.step` steps."""
+    """Network, EMA, optimizer and data of a run after `progress.step` steps."""
 
     def __init__(self, config: Config, examples: Examples) -> None:
         self.config, self.examples = config, examples
         self.accelerator = _accelerator(config)
-        self._check_split()
+        t, world = config.train, self.accelerator.num_processes
+        if t.batch_size % (world * t.accumulate):
+            raise InvalidValueError(
+                f"train.batch_size must be divisible by {world} process(es) × {t.accumulate} accumulation part(s), "
+                f"got {t.batch_size}"
+            )
         self.net = build_network(config, examples.shapes).to(self.accelerator.device)
         self.ema = Ema(self.net, config.ema.decay, config.ema.warmup)
-        t = config.train
+        fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in self.net.parameters())
         self.optimizer = torch.optim.AdamW(
-            self.net.parameters(), lr=t.lr, betas=t.betas, weight_decay=t.weight_decay, fused=_fused(self.net)
+            self.net.parameters(), lr=t.lr, betas=t.betas, weight_decay=t.weight_decay, fused=fused
         )
+        self.optimizer.register_step_post_hook(_increment_versions)
         if t.compile:
             self.net.compile(fullgraph=True)
+        self.adapt = get_model(config.model.kind).adapt
         self.wrapped, self.prepared = self.accelerator.prepare(self.net, self.optimizer)
-        self.denoise = Denoiser(self.wrapped)
-        self.null_context = _moved(examples.null_context, self.accelerator.device)
+        self.denoise = self.adapt(self.wrapped)
+        null = examples.null_context
+        self.null_context = None if null is None else null.to(self.accelerator.device)
         self.progress = Progress()
-        self.watch: StabilityMonitor | None = None  # looks at steps on their way, where the loop sets one
+        self.monitor: StabilityMonitor | None = None  # records steps if the loop sets one
         self.net.train()
 
     # ------------------------------------------------------------------------------------ one step
 
     def step(self) -> Outcome:
-        """Step `progress.step + 1`: batch, loss, gradient, clipping, AdamW, EMA. A function of (config, step)."""
+        """Run step `progress.step + 1`: batch, loss, gradient, clipping, AdamW, EMA. A function of (config, step)."""
         started = time.perf_counter()
         t, number = self.config.train, self.progress.step + 1
         lr = t.lr * min(1.0, (self.progress.updates + 1) / max(1, t.warmup))
@@ -77,7 +111,7 @@ class Trainer:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.accelerator.device)
-        with self._watched(number):
+        with self._monitored(number):
             for part in range(t.accumulate):
                 with self.accelerator.accumulate(self.wrapped):
                     batch = self.batch(number, part)
@@ -85,11 +119,11 @@ class Trainer:
                     part_loss = losses.mean()
                     self.accelerator.backward(part_loss)
                     loss += part_loss.detach() / t.accumulate
-                    self._note(loss=losses, t=batch.t)
+                    self._record(loss=losses, t=batch.t)
         grad_norm = self._clipped_norm()
-        self._note(grad_norm=grad_norm)
-        seen = self._agreed(loss, grad_norm)
-        skipped = self._skips(seen, number)
+        self._record(grad_norm=grad_norm)
+        values = self._synchronized(loss, grad_norm)
+        skipped = self._must_skip(*values, number)
         if not skipped:
             self.prepared.step()
             skipped = bool(self.prepared.step_was_skipped)  # fp16's scaler found an overflow
@@ -104,115 +138,98 @@ class Trainer:
             images=self.progress.images + t.batch_size,
             seconds=self.progress.seconds + time.perf_counter() - started,
         )
-        return Outcome(loss=seen[0], grad_norm=seen[1], lr=lr, skipped=skipped)
+        return Outcome(loss=values[0], grad_norm=values[1], lr=lr, skipped=skipped)
 
     def batch(self, step: int, part: int = 0) -> Batch:
-        """This process's `part` of step `step`'s batch."""
+        """Return this process's `part` of the batch of step `step`."""
         t, world = self.config.train, self.accelerator.num_processes
         count = t.batch_size // (world * t.accumulate)
         first = (self.accelerator.process_index * t.accumulate + part) * count
         return self.examples.batch(step, first, count).to(self.accelerator.device)
 
-    def loss(self, batch: Batch) -> Tensor:
-        return self.losses(batch).mean()
-
-    def losses(self, batch: Batch) -> Tensor:
-        """The loss of each sample."""
+    def losses(self, batch: Batch, net: nn.Module | None = None) -> Tensor:
+        """Return the loss of each sample, (B,), of the network in training or of `net`."""
         with self.accelerator.autocast():
-            return self._losses(self.denoise, batch)
-
-    def _losses(self, net: nn.Module, batch: Batch) -> Tensor:
-        return simple_loss(
-            net,
-            self.examples.process,
-            batch.x_0,
-            batch.t,
-            batch.eps,
-            **batch.conditions(),
-            null_y=self.examples.null_y,
-            null_context=self.null_context,
-        )
+            return simple_loss(
+                self.denoise if net is None else self.adapt(net),
+                self.examples.process,
+                batch.x_0,
+                batch.t,
+                batch.eps,
+                **batch.conditions(),
+                null_y=self.examples.null_y,
+                null_context=self.null_context,
+            )
 
     def _clipped_norm(self) -> Tensor:
-        """Clip where asked; the norm is the one before clipping either way."""
+        """Clip the gradient if asked. Returns its norm before clipping."""
         limit = self.config.train.clip
         if limit is not None:
             return self.accelerator.clip_grad_norm_(self.net.parameters(), limit)
         self.accelerator.unscale_gradients(self.prepared)
         return torch.nn.utils.get_total_norm([p.grad for p in self.net.parameters() if p.grad is not None])
 
-    def _agreed(self, loss: Tensor, grad_norm: Tensor) -> tuple[float, float]:
-        """Mean loss over all processes and the gradient's norm, with one look at the device."""
+    def _synchronized(self, loss: Tensor, grad_norm: Tensor) -> tuple[float, float]:
+        """Return the mean loss over all processes and the gradient norm, with one transfer from the device."""
         if self.accelerator.num_processes > 1:
             loss = self.accelerator.reduce(loss, reduction="mean")
         pair = torch.stack([loss.float(), grad_norm.float()]).tolist()
         return pair[0], pair[1]
 
-    def _skips(self, seen: tuple[float, float], number: int) -> bool:
-        """False for a finite step. Otherwise skip it, leave it to fp16's scaler, or stop with a diagnosis."""
-        finite = [math.isfinite(value) for value in seen]
-        if all(finite):
+    def _must_skip(self, loss: float, grad_norm: float, number: int) -> bool:
+        """False for a finite step, and for an overflow that fp16's scaler skips itself. Raises if so configured."""
+        if math.isfinite(loss) and (math.isfinite(grad_norm) or self.accelerator.scaler is not None):
             return False
-        if self.accelerator.scaler is not None and finite[0]:
-            return False  # the scaler skips it itself and lowers its scale
         if self.config.train.nonfinite == "skip":
             return True
-        raise NonFiniteError(self._diagnosis(seen, number))
-
-    def _diagnosis(self, seen: tuple[float, float], number: int) -> str:
         from scalelong.monitor.nonfinite import first_nonfinite
 
-        what = "loss" if not math.isfinite(seen[0]) else "gradient"
         batch = self.batch(number)
-        where = first_nonfinite(self.net, lambda: self.loss(batch))
-        low, high = batch.t.min().item(), batch.t.max().item()
-        return (
-            f"the {what} is not finite at step {number} (loss {seen[0]:g}, gradient norm {seen[1]:g}); {where}; "
-            f"timesteps in the batch: {low:.4g} to {high:.4g}. Nothing was written over the last checkpoint. "
-            "A lower learning rate, clipping or a smaller kappa may help; train.nonfinite=skip leaves such steps out"
+        where = first_nonfinite(self.net, lambda: self.losses(batch).mean())
+        raise NonFiniteError(
+            f"the {'gradient' if math.isfinite(loss) else 'loss'} is not finite at step {number} (loss {loss:g}, "
+            f"gradient norm {grad_norm:g}); {where}; timesteps in the batch: {batch.t.min().item():.4g} to "
+            f"{batch.t.max().item():.4g}. The last checkpoint is intact. Try a lower learning rate, clipping or a "
+            "smaller kappa, or skip such steps with train.nonfinite=skip"
         )
 
-    # ------------------------------------------------------------------------------------ looking at it
+    # ---------------------------------------------------------------------------- monitor and validation
 
-    def _watched(self, number: int) -> AbstractContextManager[None]:
-        if self.watch is None:
+    def _monitored(self, number: int) -> AbstractContextManager[None]:
+        if self.monitor is None:
             return nullcontext()
-        return self.watch.step(number, batch=partial(self._again, number) if self.config.train.compile else None)
+        return self.monitor.step(number, batch=partial(self._replay, number) if self.config.train.compile else None)
 
-    def _note(self, **seen: Tensor) -> None:
-        if self.watch is not None:
-            self.watch.note(**seen)
+    def _record(self, **values: Tensor) -> None:
+        if self.monitor is not None:
+            self.monitor.note(**values)
 
-    def _again(self, number: int, net: nn.Module) -> Tensor:
-        """A few samples of step `number` once more, for the monitor, whose hooks do not see a compiled pass."""
-        with self.accelerator.autocast():
-            return self._losses(Denoiser(net), self.batch(number).part(0, probe_size(self.config.train.batch_size)))
+    def _replay(self, number: int, net: nn.Module) -> Tensor:
+        """Repeat a few samples of step `number` eagerly: the monitor's hooks do not run in compiled code."""
+        return self.losses(self.batch(number).part(0, probe_size(self.config.train.batch_size)), net)
 
     @torch.no_grad()
     def validation_loss(self, held_out: Examples, n: int, net: nn.Module | None = None) -> float:
-        """Mean loss on fixed images, times and noise, without gradients, in eval mode."""
-        from scalelong._modules import evaluating
-
-        inner = net or self.net
-        device, total, probe = self.accelerator.device, 0.0, held_out.probe(n)
-        size = self.config.train.batch_size
-        with evaluating(inner), self.accelerator.autocast():
+        """Return the mean loss on `n` fixed images, times and noises, in eval mode."""
+        net = self.net if net is None else net
+        probe, size, total = held_out.probe(n), self.config.train.batch_size, 0.0
+        with evaluating(net):
             for start in range(0, len(probe.x_0), size):
-                part = probe.part(start, size).to(device)
-                total += self._losses(Denoiser(inner), part).double().sum().item()
+                part = probe.part(start, size).to(self.accelerator.device)
+                total += self.losses(part, net).double().sum().item()
         return total / len(probe.x_0)
 
-    # ------------------------------------------------------------------------------------ state
+    # --------------------------------------------------------------------------------------------- state
 
     def state(self) -> Checkpoint:
-        """For a checkpoint. Weights that are not finite are none: they must not take a good one's place."""
-        scaler = self.accelerator.scaler
-        spoilt = [name for name, p in self.net.named_parameters() if not bool(p.isfinite().all())]
-        if spoilt:
+        """Return the state for a checkpoint. Raises if a weight is not finite: it must not replace a good one."""
+        bad = [name for name, p in self.net.named_parameters() if not bool(p.isfinite().all())]
+        if bad:
             raise NonFiniteError(
-                f"after step {self.progress.step} {spoilt[0]} is not finite ({len(spoilt)} parameters in all); "
-                "no checkpoint was written, the one before is kept. A lower learning rate or clipping may help"
+                f"{bad[0]} is not finite after step {self.progress.step} ({len(bad)} parameter(s) in total); no "
+                "checkpoint was written, the previous one is intact. Try a lower learning rate or clipping"
             )
+        scaler = self.accelerator.scaler
         return Checkpoint(
             progress=self.progress,
             model=self.net.state_dict(),
@@ -229,13 +246,12 @@ class Trainer:
             self.accelerator.scaler.load_state_dict(state.scaler)
         self.progress = state.progress
 
-    def _check_split(self) -> None:
-        t, world = self.config.train, self.accelerator.num_processes
-        if t.batch_size % (world * t.accumulate):
-            raise ScaleLongError(
-                f"train.batch_size {t.batch_size} is not divisible by {world} process(es) × "
-                f"{t.accumulate} accumulation part(s)"
-            )
+
+def _increment_versions(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Tell autograd that the parameters changed. torch's fused AdamW does not, so that backward() through a graph from
+    before the step would silently return wrong gradients instead of raising."""
+    for group in optimizer.param_groups:
+        torch.autograd.graph.increment_version(group["params"])
 
 
 def _accelerator(config: Config) -> Any:
@@ -245,9 +261,9 @@ def _accelerator(config: Config) -> Any:
 
     t = config.train
     if t.precision == "fp16" and not torch.cuda.is_available():
-        raise ScaleLongError("train.precision=fp16 needs a CUDA GPU; here take --set train.precision=bf16 or fp32")
-    AcceleratorState._reset_state()  # an earlier run of this process may have had another precision
-    # accelerate joins processes on CPUs only when told to; without it each would take itself for the only one
+        raise InvalidValueError("train.precision=fp16 needs a CUDA GPU; use --set train.precision=bf16 or fp32")
+    AcceleratorState._reset_state()  # an earlier run in this process may have used another precision
+    # accelerate joins CPU processes only if asked; otherwise each would consider itself the only one
     many = int(os.environ.get("WORLD_SIZE", "1")) > 1
     accelerator = Accelerator(
         cpu=many and not torch.cuda.is_available(),
@@ -256,17 +272,7 @@ def _accelerator(config: Config) -> Any:
         step_scheduler_with_optimizer=False,
     )
     if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
-        raise ScaleLongError(
-            f"training runs on one device or with DDP, not under {accelerator.distributed_type.value}; "
-            "launch it with --multi_gpu"
+        raise InvalidValueError(
+            f"training supports one device or DDP, got {accelerator.distributed_type.value}; launch with --multi_gpu"
         )
     return accelerator
-
-
-def _fused(net: nn.Module) -> bool:
-    """AdamW in one kernel, where torch has it for every parameter's device."""
-    return all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in net.parameters())
-
-
-def _moved(value: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if value is None else value.to(device)

@@ -1,0 +1,123 @@
+"""What observes a run while it trains: monitor, validation, sample grids, evaluation. None changes a loss."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from scalelong.errors import ScaleLongError
+from scalelong.monitor.monitor import StabilityMonitor
+from scalelong.monitor.probe import probe_size
+from scalelong.runs.config import Config
+from scalelong.runs.generate import Request, generate, grid_columns
+from scalelong.runs.run import Run
+from scalelong.training.display import Display
+from scalelong.training.examples import Batch, Examples
+from scalelong.training.trainer import Trainer
+
+
+class Observers:
+    """Validates all settings on construction, so that a wrong one does not show after hours of training."""
+
+    def __init__(self, trainer: Trainer, run: Run, display: Display) -> None:
+        self.trainer, self.run, self.display = trainer, run, display
+        self.config, self.main = trainer.config, trainer.accelerator.is_main_process
+        self.held_out = _held_out(self.config) if self.main else None
+        if self.config.monitor.every and self.main:
+            trainer.monitor = build_monitor(trainer, self.held_out, run, display)
+        if self.config.sample.n and self.main:
+            self._samples(1)
+        self.evaluation = None
+        if self.config.evaluate.every:
+            from scalelong.runs.evaluate import TrainingEvaluation
+
+            with display.paused():  # computing the reference's statistics shows its own progress
+                self.evaluation = TrainingEvaluation(self.config, run.folder, trainer.accelerator.device)
+
+    def after_step(self, step: int, last: bool) -> dict[str, Any]:
+        """Run whatever is due after `step`. Returns the values to log."""
+        trainer, config, values = self.trainer, self.config, dict[str, Any]()
+        if self.evaluation is not None and self.evaluation.due(step, last):  # every process samples its share
+            with self.display.paused():
+                values |= self.evaluation(trainer.ema.net, trainer.examples.facts(), step)
+            self.display.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        if self.main and self.held_out is not None and due(step, config.validate.every, last):
+            values["val_loss"] = trainer.validation_loss(self.held_out, config.validate.n)
+            values["val_loss_ema"] = trainer.validation_loss(self.held_out, config.validate.n, trainer.ema.net)
+        if self.main and config.sample.n and due(step, config.sample.every, last):
+            self._save_grid(step)
+        return values
+
+    def close(self) -> None:
+        if self.trainer.monitor is not None:
+            self.trainer.monitor.remove()
+
+    def _save_grid(self, step: int) -> None:
+        from scalelong.data.images import save_grid
+
+        try:
+            images = np.concatenate(list(self._samples(self.config.sample.n)))
+        except ScaleLongError as error:  # sampling a young network may diverge, which must not stop its training
+            self.display.say(f"step {step}: no samples: {error}")
+            return
+        columns = grid_columns(self.trainer.examples.facts(), Request(n=len(images)))
+        save_grid(images, self.run.samples_path / f"step-{step:08d}.png", columns)
+
+    def _samples(self, n: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """Return batches of samples. Settings are checked now, images are made when the batches are read."""
+        s = self.config.sample
+        request = Request(n=n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)
+        return generate(self.trainer.ema.net, self.config, self.trainer.examples.facts(), request)
+
+
+def due(step: int, every: int, last: bool) -> bool:
+    return last or (every > 0 and step % every == 0)
+
+
+def _held_out(config: Config) -> Examples | None:
+    """Return the validation split, or None if the data has none."""
+    try:
+        return Examples(config, config.data.validation)
+    except ScaleLongError as error:
+        if config.validate.every:
+            print(f"no validation: {error}", file=sys.stderr)
+        return None
+
+
+class ProbeBatch:
+    """Calls the network on the same noisy images every time, in the precision of the run."""
+
+    def __init__(self, trainer: Trainer, batch: Batch) -> None:
+        process = trainer.examples.process
+        self.autocast, self.denoise = trainer.accelerator.autocast, trainer.adapt(trainer.net)
+        self.x_t = process.add_noise(batch.x_0, batch.eps, batch.t)
+        self.t = process.network_time(batch.t).to(self.x_t.device)
+        self.conditions = {"y": batch.y, "context": batch.context}
+
+    def __call__(self, net: nn.Module) -> Tensor:
+        with self.autocast():
+            return self.denoise(self.x_t, self.t, **self.conditions)
+
+
+def build_monitor(trainer: Trainer, held_out: Examples | None, run: Run, display: Display) -> StabilityMonitor:
+    """Return the monitor of a run: its probe holds held-out images, its log is stability.jsonl."""
+    config = trainer.config
+    samples = config.monitor.samples or probe_size(config.train.batch_size)
+    batch = (held_out or trainer.examples).probe(samples).to(trainer.accelerator.device)
+    return StabilityMonitor(
+        trainer.net,
+        probe=ProbeBatch(trainer, batch),
+        t=batch.t,
+        every=config.monitor.every,
+        out=run.stability_path,
+        ema=trainer.ema.net,
+        scaler=trainer.accelerator.scaler,
+        times=(0.0, trainer.examples.process.t_max),
+        log=trainer.accelerator.log if config.tracker else None,
+        on_alarm=lambda alarm: display.say(f"alarm, {alarm}"),
+    )

@@ -1,0 +1,150 @@
+"""Runs in processes of their own: fresh ones, several at once, and ones that are signalled or killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from scalelong.errors import RunError
+from scalelong.training.loop import train
+from tiny_runs import losses, tiny_command, tiny_config
+
+
+def run_fresh(*command, **options):
+    answer = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, **options)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    return answer
+
+
+def wait_for(path, needle, timeout=180):
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if path.exists() and needle in path.read_text():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path} never contained {needle!r}")
+
+
+# ------------------------------------------------------------------- first use in a process of its own
+
+
+def test_evaluate_works_in_a_fresh_process(tmp_path, finished):
+    command = ("evaluate", finished, "--extractor=pixels", "--n=4", "--steps=1", "--device=cpu", "--json")
+    environment = {**os.environ, "SCALELONG_CACHE": str(tmp_path)}
+    answer = run_fresh("-m", "scalelong", *command, env=environment)
+    assert json.loads(answer.stdout)["card"]["n"] == 4
+
+
+def test_inference_mode_works_in_a_fresh_process():
+    run_fresh(
+        "-c",
+        "import torch, scalelong\n"
+        "net = scalelong.UViT(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, scaling='ls')\n"
+        "with torch.inference_mode():\n"
+        "    assert net(torch.zeros(1, 3, 8, 8), torch.zeros(1)).shape == (1, 3, 8, 8)\n",
+    )
+
+
+def test_gradient_checkpointing_works_in_a_fresh_process(tmp_path):
+    options = ("--steps=1", "--set=train.gradient_checkpointing=true", "-q")
+    run_fresh(*tiny_command(tmp_path / "run", *options)[1:])
+    assert len(losses(tmp_path / "run")) == 1
+
+
+# ------------------------------------------------------------------------------------ signals and locks
+
+
+def test_sigterm_writes_a_checkpoint_and_the_lock_keeps_others_out_until_then(tmp_path):
+    folder = tmp_path / "run"
+    with subprocess.Popen(tiny_command(folder, "--steps=100000"), stderr=subprocess.PIPE, text=True) as process:
+        wait_for(folder / "metrics.jsonl", '"step": 3')
+        with pytest.raises(RunError, match=f"in use.*process {process.pid}"):
+            train(tiny_config(train__steps=100000), folder, quiet=True)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "checkpoint after step" in err
+    assert "Traceback" not in err
+    last = losses(folder)[-1][0]
+    assert (folder / "checkpoints" / f"step-{last:08d}" / "manifest.json").exists()
+    assert train(tiny_config(train__steps=last + 1), folder, quiet=True).finished
+
+
+@pytest.mark.slow
+def test_sigint_writes_a_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    with subprocess.Popen(tiny_command(folder, "--steps=100000"), stderr=subprocess.PIPE, text=True) as process:
+        wait_for(folder / "metrics.jsonl", '"step": 3')
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "checkpoint after step" in err
+
+
+@pytest.mark.slow
+def test_a_killed_process_frees_the_lock(tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(tiny_command(folder, "--steps=100000"), stderr=subprocess.DEVNULL)
+    try:
+        wait_for(folder / "metrics.jsonl", '"step": 1')
+    finally:
+        process.kill()
+        process.wait()
+    train(tiny_config(train__steps=losses(folder)[-1][0] + 1), folder, quiet=True)
+
+
+@pytest.mark.slow
+def test_twenty_kills_resume_exactly(tmp_path):
+    """tests/faults/test_kills.py kills runs at chosen calls, in the fast suite too."""
+    kills, whole, parts = 20, tmp_path / "whole", tmp_path / "parts"
+    steps = f"--steps={60 * kills}"
+    subprocess.run(tiny_command(whole, steps, "-q"), check=True)
+    random = torch.Generator().manual_seed(7)
+    for _ in range(kills):
+        target = _last_step(parts) + int(torch.randint(2, 12, (1,), generator=random))
+        with subprocess.Popen(tiny_command(parts, steps, "-q")) as process:
+            until = time.monotonic() + 120
+            while _last_step(parts) < target and process.poll() is None and time.monotonic() < until:
+                time.sleep(torch.rand(1, generator=random).item() * 0.02)
+            assert process.poll() is None, "the run ended before it could be killed"
+            process.kill()
+    subprocess.run(tiny_command(parts, steps, "-q"), check=True)
+    assert losses(parts) == losses(whole)
+
+
+def _last_step(folder):
+    entries = losses(folder)
+    return entries[-1][0] if entries else 0
+
+
+# -------------------------------------------------------------------------------------- two processes
+
+
+@pytest.mark.slow
+def test_two_processes_follow_one(tmp_path):
+    """1 process × 8 and 2 × 4: losses equal to 1e-5 for 10 steps and 1e-4 for 50."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run(tiny_command(one, "--steps=50", "-q"), check=True)
+    torchrun = os.path.join(os.path.dirname(sys.executable), "torchrun")
+    launch = [torchrun, "--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    command = [*launch, "-m", *tiny_command(two, "--steps=50", "-q")[2:]]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    assert json.loads((two / "config.json").read_text())["processes"] == 2
+    assert len(losses(two)) == 50
+    for (step, a, _), (_, b, _) in zip(losses(one), losses(two), strict=True):
+        assert b == pytest.approx(a, abs=1e-5 if step <= 10 else 1e-4)
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_written_is_one_line_without_a_traceback(tmp_path):
+    (tmp_path / "file").write_text("")
+    answer = subprocess.run(tiny_command(tmp_path / "file" / "run", "-q"), capture_output=True, text=True)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("error: ")
+    assert "Traceback" not in answer.stderr
