@@ -157,6 +157,18 @@ def test_a_local_copy_may_be_saved_from_the_hub(tmp_path: Path, name: str, split
     assert example.label == (7 if spec.num_classes else None)
 
 
+def test_a_dataset_of_the_hub_needs_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = DatasetSpec("flowers", "a test", 8, 3, {"train": (1,)}, hub=HubSet("owner/flowers"), licence="none")
+    monkeypatch.setitem(CATALOG, "flowers", spec)
+    features = datasets.Features(image=datasets.Image())
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict({"image": [picture(0)]}, features=features).save_to_disk(tmp_path / "saved")
+    assert len(load("flowers", source=tmp_path / "saved")) == 1
+    (tmp_path / "other").mkdir()
+    with pytest.raises(DataError, match="other"):
+        load("flowers", source=tmp_path / "other", force=True)
+
+
 def test_a_source_cannot_be_chosen_for_a_path(flat_folder: Path):
     with pytest.raises(DataError, match="source"):
         load(flat_folder, source=flat_folder)

@@ -44,7 +44,7 @@ class DatasetSpec:
     image_size: int
     channels: int
     counts: dict[str, tuple[int, ...]]  # images per split; several where editions differ
-    read: Read  # of the published files
+    read: Read | None = None  # of the published files
     embedded: str = ""  # the Python package that carries the data, which is then the only source
     hub: HubSet | None = None
     packages: tuple[Package, ...] = ()  # which together carry the published files
@@ -78,7 +78,7 @@ class DatasetSpec:
         if self.embedded:
             if source is not None:
                 raise invalid("source", f"None for {self.name}, which is part of {self.embedded}", str(source))
-            return replace(self.read([], split), source=self.embedded)
+            return self._read([], split, self.embedded)
         source = source or local_copy(self.name) or source_variable()
         if source is not None and source not in SOURCES:
             return self._open_local(Path(source).expanduser(), split, options, stack)
@@ -91,7 +91,7 @@ class DatasetSpec:
                     continue
                 if kind == "hub":
                     return self._open_hub(title.removeprefix("hf:"), split, options, title)
-                return replace(self.read([package.folder() for package in self.packages], split), source=title)
+                return self._read([package.folder() for package in self.packages], split, title)
             except (SourceUnavailableError, MissingExtraError) as error:
                 failures.append(f"{title} ({error})")
                 print(f"{self.name}: {title} is not available ({error})", file=sys.stderr, flush=True)
@@ -114,7 +114,12 @@ class DatasetSpec:
             raise DataError(f"the local copy of {self.name} must be a folder or an archive, got {folder}")
         if self.hub is not None and folder.is_dir() and is_saved_dataset(folder):
             return self._open_hub(str(folder), split, options, title)
-        return replace(self.read([unpacked(folder, stack)], split), source=title)
+        return self._read([unpacked(folder, stack)], split, title)
+
+    def _read(self, folders: list[Path], split: str, title: str) -> Reading:
+        if self.read is None:
+            raise DataError(f"a local copy of {self.name} must be the hub's dataset saved to disk, got {folders[0]}")
+        return replace(self.read(folders, split), source=title)
 
     def _open_hub(self, name: str, split: str, options: Options, title: str) -> Reading:
         hub = self.hub

@@ -46,7 +46,7 @@ def read_numpy(path: Path, split: str, options: Options, stack: ExitStack) -> Re
     """Read one split of a NumPy file."""
     arrays = open_arrays(path, stack)
     named = {name: key for name, aliases in SPLITS.items() if (key := _find(arrays, IMAGES, aliases)) is not None}
-    splits = named or {"train": _find(arrays, IMAGES)}
+    splits: dict[str, str | None] = {**named} or {"train": _find(arrays, IMAGES)}
     part = choose_split(split, splits, options.holdout, str(path))
     key, aliases = splits[part.split], SPLITS[part.split] if named else ()
     if key is None:

@@ -49,11 +49,12 @@ def write_split(
         NpyWriter(folder / "images.npy", np.uint8) as images,
     ):
         for outcome in track(outcomes, description, total=reading.total):
-            error = outcome if isinstance(outcome, BadExampleError) else _wrong_shape(outcome, shape)
-            if error is not None:
+            if isinstance(outcome, Decoded):
+                outcome = _wrong_shape(outcome, shape) or outcome
+            if isinstance(outcome, BadExampleError):
                 if not skip_bad:
-                    raise error
-                skipped.append(error)
+                    raise outcome
+                skipped.append(outcome)
                 continue
             _, image, label, captions = outcome
             if not images.count:
