@@ -26,6 +26,7 @@ __getattr__, __all__ = lazy(
         ),
         "scalelong.skips": (
             "Site",
+            "SkipShape",
             "apply",
             "describe",
             "load_scaling",
@@ -33,6 +34,7 @@ __getattr__, __all__ = lazy(
             "register_adapter",
             "remove",
             "save_scaling",
+            "scale_skip",
             "unscaled",
         ),
         "scalelong.evaluation": ("Evaluation", "evaluate_images"),
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from scalelong.scaling import UniformScaling as UniformScaling
     from scalelong.scaling import parse_scaling as parse_scaling
     from scalelong.skips import Site as Site
+    from scalelong.skips import SkipShape as SkipShape
     from scalelong.skips import apply as apply
     from scalelong.skips import describe as describe
     from scalelong.skips import load_scaling as load_scaling
@@ -81,4 +84,5 @@ if TYPE_CHECKING:
     from scalelong.skips import register_adapter as register_adapter
     from scalelong.skips import remove as remove
     from scalelong.skips import save_scaling as save_scaling
+    from scalelong.skips import scale_skip as scale_skip
     from scalelong.skips import unscaled as unscaled

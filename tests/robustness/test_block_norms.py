@@ -146,6 +146,6 @@ def test_what_cannot_be_measured_is_named():
         block_norms(net)
     with pytest.raises(ScaleLongError, match="x_t"):
         block_norms(net, torch.zeros(1, 8, dtype=torch.long))
-    trailing = [Site("decoders.0", 0, channels=4, trailing=True), Site("decoders.1", 0, channels=4, trailing=True)]
+    trailing = [Site("0", 0, channels=4, trailing=True)]
     with pytest.raises(ScaleLongError, match="concatenated already"):
-        block_norms(net, torch.zeros(1, 8), sites=trailing)
+        block_norms(torch.nn.Sequential(torch.nn.Linear(8, 8)), torch.zeros(1, 8), sites=trailing)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from scalelong.errors import UnsupportedNetworkError
-from scalelong.scaling import ConstantScaling, LearnableScaling, ReZeroScaling, SkipShape, StableScaling, scale
+from scalelong.scaling import ConstantScaling, LearnableScaling, ReZeroScaling, SkipShape, StableScaling, UniformScaling
 
 MAPS = [SkipShape(4), SkipShape(8), SkipShape(8), SkipShape(16)]
 TOKENS = [SkipShape(32, dim=-1, tokens=17)] * 3
@@ -23,8 +23,8 @@ def test_fixed_scalings_hold_no_state():
 
 def test_kappa_of_one_returns_the_tensor_itself():
     x = torch.randn(2, 3)
-    assert scale(x, 1.0) is x
-    assert torch.equal(scale(x, 0.5), x * 0.5)
+    assert ConstantScaling(0.5).build(MAPS).scale(x, 1) is x
+    assert torch.equal(UniformScaling(0.5).build(MAPS).scale(x, 1), x * 0.5)
 
 
 def test_se_at_uvit_s2_has_the_parameters_of_the_paper():

@@ -19,6 +19,7 @@ from scalelong import (
     ScalingWarning,
     UniformScaling,
 )
+from scalelong.errors import ScalingStateError, UnsupportedNetworkError
 from scalelong.skips import scaling_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*checkpoint:FutureWarning")
@@ -99,7 +100,7 @@ def test_removed_network_is_bit_for_bit_the_original(name):
 @EVERY
 def test_a_second_apply_raises_unless_it_replaces(name):
     net = scalelong.apply(make(name), LearnableScaling())
-    with pytest.raises(ScaleLongError, match=r"scaled already \(LearnableScaling.*replace=True"):
+    with pytest.raises(ScalingStateError, match=r"LearnableScaling.*replace=True"):
         scalelong.apply(net, ConstantScaling(0.7))
     assert isinstance(scaling_of(net).spec, LearnableScaling)
     scalelong.apply(net, ConstantScaling(0.7), replace=True)
@@ -183,7 +184,7 @@ def test_no_scaling_finds_the_skips_and_leaves_the_network_alone():
     before = footprint(net)
     scalelong.apply(net, NoScaling())
     assert footprint(net) == before
-    with pytest.raises(ScaleLongError, match="no long skips were understood"):
+    with pytest.raises(UnsupportedNetworkError, match="Sequential"):
         scalelong.apply(nn.Sequential(nn.Conv2d(3, 3, 1)), NoScaling())
 
 
@@ -209,7 +210,7 @@ def test_a_failed_apply_leaves_the_former_scaling_and_no_hook():
         assert torch.equal(run(net, "UNet2DModel"), expected)
     unscaled = make("UNet1DModel")
     before = footprint(unscaled)
-    with pytest.raises(ScaleLongError, match="no normalisation right after the join"):
+    with pytest.raises(UnsupportedNetworkError, match="after_norm.*long skip 1"):
         scalelong.apply(unscaled, ConstantScaling(0.7), placement="after_norm")
     assert footprint(unscaled) == before
 
@@ -232,8 +233,8 @@ def test_unscaled_takes_the_scaling_off_and_puts_the_same_one_back():
     assert uvit.config.scaling == LearnableScaling().to_dict()
 
 
-def test_a_kappa_that_cuts_the_innermost_skip_is_warned_of():
-    with pytest.warns(ScalingWarning, match=r"kappa = 0.1 with 4 long skips scales one of them by 0.001.*0.22 up"):
+def test_a_kappa_that_cuts_the_innermost_skip_warns():
+    with pytest.warns(ScalingWarning, match=r"kappa = 0.1 with 4 long skips.*0.001.*0.22"):
         scalelong.apply(make("UNet2DModel"), ConstantScaling(0.1))
 
 
@@ -262,9 +263,9 @@ def test_the_scaling_shares_precision_and_mode_of_the_network():
     assert {p.dtype for p in scalelong.parameters(net.double())} == {torch.float64}
 
 
-def test_a_network_with_an_attribute_of_that_name_is_refused():
+def test_a_network_with_an_attribute_of_that_name_is_rejected():
     net = make("UNet2DModel")
     net.skip_scaling = 3
-    with pytest.raises(ScaleLongError, match="has an attribute 'skip_scaling' of its own"):
+    with pytest.raises(ScalingStateError, match="skip_scaling"):
         scalelong.apply(net, ConstantScaling(0.7))
     assert net.skip_scaling == 3

@@ -52,7 +52,7 @@ def test_a_norm_whose_groups_meet_the_join_is_reported_at_every_skip():
     table = scalelong.describe(net, torch.randn(1, 3, 16, 16), 10)
     assert all(row.norm_passes < 0.01 for row in table.rows)
     assert all("cancels κ_i" in row.note and 'placement="after_norm"' in row.note for row in table.rows)
-    assert "i = 1–4: the norm behind the join cancels κ_i" in str(table)
+    assert "i = 1–4: the norm after the join cancels κ_i" in str(table)
     for block in net.up_blocks:
         for resnet in block.resnets:
             nn.init.zeros_(resnet.conv_shortcut.weight)
@@ -176,12 +176,12 @@ class Bypassed(nn.Module):
         return self.far(y, x) if both else y
 
 
-def test_a_skip_that_the_example_does_not_meet_is_told():
+def test_a_skip_that_the_example_does_not_use_is_reported():
     net = scalelong.apply(Bypassed(), ConstantScaling(0.5), sites=[Site("near"), Site("far")])
     met, missed = scalelong.describe(net, torch.randn(2, 4)).rows
     assert met.felt == pytest.approx(1.0, rel=0.2)
     assert missed.felt is None
-    assert missed.note == "this skip was not met on the example"
+    assert missed.note == "the example did not use this skip"
     assert "not called" in str(scalelong.describe(net, torch.randn(2, 4)))
     assert all(row.felt is not None for row in scalelong.describe(net, torch.randn(2, 4), both=True).rows)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelong.skips import adapters
+from scalelong.skips import finders
 
 PAGE = Path(__file__).parents[2] / "docs" / "skips.md"
 
@@ -21,7 +21,7 @@ def blocks() -> list[tuple[int, str, str]]:
 
 def test_the_page_runs_and_prints_what_it_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(adapters, "_ADAPTERS", {})
+    monkeypatch.setattr(finders, "_ADAPTERS", {})
     namespace: dict[str, object] = {"__name__": "page"}
     printed, ran, shown = "", 0, 0
     for line, language, code in blocks():

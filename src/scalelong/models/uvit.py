@@ -19,8 +19,8 @@ require("diffusers", extra="train", purpose="UViT (a diffusers model)")
 
 from diffusers import ConfigMixin, ModelMixin  # noqa: E402
 
-from scalelong import skips  # noqa: E402
 from scalelong.scaling import Scaling, parse_scaling  # noqa: E402
+from scalelong.skips import Site, apply, scale_skip  # noqa: E402
 
 
 def timestep_embedding(t: Tensor, width: int, max_period: float = 10000.0) -> Tensor:
@@ -174,8 +174,13 @@ class UViT(ModelMixin, ConfigMixin):
         self.norm = nn.LayerNorm(D)
         self.decoder_pred = nn.Linear(D, patch_size**2 * in_chans)
         self.final_layer = nn.Conv2d(in_chans, in_chans, 3, padding=1) if conv else nn.Identity()
+        self.long_skips = tuple(  # outermost first
+            Site(f"out_blocks.{depth // 2 - 1 - k}", channels=D, dim=-1, tokens=self.extras + self.patches,
+                 source=f"in_blocks.{k}")
+            for k in range(depth // 2)
+        )  # fmt: skip
         self._initialise(init_std)
-        skips.apply(self, spec)
+        apply(self, spec)
 
     def _initialise(self, std: float) -> None:
         """Truncated normals for linear weights and positions, zero biases; the rest keeps PyTorch's own."""
@@ -199,13 +204,15 @@ class UViT(ModelMixin, ConfigMixin):
             tokens = [time[:, None], self.context_embed(context).to(x.dtype), x]
         x = torch.cat(tokens, dim=1) + self.pos_embed  # (B, extras + patches, D)
 
-        stack = []
+        skips = []
         for block in self.in_blocks:
             x = self._run(block, x)
-            stack.append(x)  # skip 1 first
+            skips.append(x)  # long skip 1 first
         x = self._run(self.mid_block, x)
         for block in self.out_blocks:
-            x = self._run(block, x, stack.pop())  # skip N first; κ_i is on it (scalelong.skips)
+            i = len(skips)  # N, …, 1
+            skip = scale_skip(self, skips.pop(), i)  # κ_i · x_i
+            x = self._run(block, x, skip)  # (B, L, D)
 
         x = self.decoder_pred(self.norm(x))[:, self.extras :]  # (B, patches, p·p·C)
         return self.final_layer(self._unpatchify(x, H, W))  # (B, C, H, W)

@@ -11,11 +11,12 @@ from torch import nn
 
 from scalelong.errors import InvalidValueError, ScaleLongError, ScalingStateError
 from scalelong.scaling import NoScaling, Scaling
-from scalelong.skips.adapters import find_sites
-from scalelong.skips.application import _root, scaling_of, sites_of
-from scalelong.skips.sites import Site
+from scalelong.skips.application import sites_of
+from scalelong.skips.application import unwrapped as network_inside
+from scalelong.skips.finders import find_sites
+from scalelong.skips.hooks import scaling_of
+from scalelong.skips.sites import ROOT, Site
 
-ROOT = "(network)"  # the root as a block: its output, and the parameters that belong to no other block
 MEASURES = ("skip", "backbone", "out")  # recorded for each long skip, in this order
 
 
@@ -119,7 +120,7 @@ def unwrapped(net: Any) -> nn.Module:
         )
     if not isinstance(net, nn.Module):
         raise InvalidValueError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-    return _root(net, wrapped=True)
+    return network_inside(net, allow_wrappers=True)
 
 
 def _blocks(root: nn.Module) -> list[str]:

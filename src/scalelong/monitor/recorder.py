@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from scalelong._modules import first_tensor
 from scalelong.errors import InvalidValueError
 from scalelong.monitor.points import ROOT, Points, coefficients_of
-from scalelong.skips.application import scaling_of
-from scalelong.skips.hooks import _argument_of, split_trailing
-from scalelong.skips.sites import Site
+from scalelong.skips.hooks import Argument, Handle, attach, scaling_of, split_trailing
+from scalelong.skips.sites import Site, declared_sites
 
 CHUNK_VALUES = 1 << 24  # values per temporary difference: 64 MB
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -126,16 +125,25 @@ class Hooks:
         self.root, self.n = root, points.n
         self.recorder: Recorder | None = None
         self.before: list[tuple[nn.Module, _Hook, bool]] = [(root, _Hook(self, _record_call), True)]
+        self.taps: list[tuple[_Tap, bool]] = []  # for a network that scales its skips in `forward`
+        self.sites = list(points.sites)
+        in_forward = declared_sites(root) is not None
+        if in_forward:
+            self.taps.append((_Tap(self, points.start("skip")), True))
+        if any(site.path == ROOT for site in points.sites):
+            self.taps.append((_Tap(self, points.start("joined")), False))
         outputs: dict[str, list[int]] = {}
         for k, site in enumerate(points.sites):
-            called = root.get_submodule(site.called)
-            join = _Join(*_argument_of(called, site.argument), site=site)
             skip, backbone, out, joined = (points.start(m) + k for m in ("skip", "backbone", "out", "joined"))
-            # The first runs before the hook that applies κ_i, the second after it.
-            self.before.append((called, _Hook(self, _record_skip, join, skip), True))
+            outputs.setdefault("" if site.path == ROOT else site.path, []).append(out)
+            if site.path == ROOT:
+                continue
+            called = root.get_submodule(site.called)
+            join = _Join(Argument.of(called, site.argument), site)
+            if not in_forward:  # runs before the hook that applies κ_i; the next runs after it
+                self.before.append((called, _Hook(self, _record_skip, join, skip), True))
             consumer = root.get_submodule(site.path)
             self.before.append((consumer, _Hook(self, _record_join, join, backbone, joined), False))
-            outputs.setdefault(site.path, []).append(out)
         for k, path in enumerate(points.blocks, start=points.start("blocks")):
             outputs.setdefault("" if path == ROOT else path, []).append(k)
         self.after = [(root.get_submodule(p), _Hook(self, _record_output, tuple(ks))) for p, ks in outputs.items()]
@@ -153,11 +161,13 @@ class Hooks:
         A nested call redirects the hooks to another recorder for its duration. `exclusive` hides the pass from other
         monitors of the same network.
         """
-        handles = []
+        handles = list[Handle]()
         outer, self.recorder = self.recorder, recorder
         Hooks._exclusive = self if exclusive else Hooks._exclusive
         try:
             if outer is None and recorder is not None:
+                for tap, first in self.taps:
+                    handles += attach(self.root, self.sites, tap, before=first)
                 for module, hook, first in self.before:
                     handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
                 for module, hook in self.after:
@@ -190,6 +200,19 @@ class _Hook:
         recorder = self.hooks.current()
         if recorder is not None:
             self.record(recorder, *self.context, args, kwargs_or_output)
+
+
+class _Tap:
+    """Records the skips of a network that calls `scale_skip`, before or after κ_i."""
+
+    def __init__(self, hooks: Hooks, start: int) -> None:
+        self.hooks, self.start = hooks, start
+
+    def scale(self, skip: Tensor, i: int) -> Tensor:
+        recorder = self.hooks.current()
+        if recorder is not None:
+            recorder.record((self.start + i - 1,), skip)
+        return skip
 
 
 def _record_call(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -234,13 +257,12 @@ def _over_calls(calls: Tensor) -> tuple[float, float, float]:
 class _Join:
     """Extracts the skip and the backbone from the arguments of a call."""
 
-    name: str | None
-    position: int | None
+    argument: Argument
     site: Site
 
     def skip(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """Return the skip from the call that brings it."""
-        value, item = self._argument(args, kwargs), self.site.item
+        value, item = self.argument.get(args, kwargs), self.site.item
         if item is not None and isinstance(value, (tuple, list)):
             value = value[item] if -len(value) <= item < len(value) else None
         if not isinstance(value, Tensor):
@@ -250,19 +272,14 @@ class _Join:
     def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
         """Return (backbone, skip) from the consumer's call: two arguments, or one concatenated tensor."""
         if self.site.trailing:
-            value = self._argument(args, kwargs)
+            value = self.argument.get(args, kwargs)
             return self._split(value) if isinstance(value, Tensor) else (None, None)
         if self.site.carrier is not None:
             whole = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
             return (None, None) if whole is None else self._split(whole)
-        others = [a for k, a in enumerate(args) if k != self.position]
-        others += [a for name, a in kwargs.items() if name != self.name]
+        others = [a for k, a in enumerate(args) if k != self.argument.position]
+        others += [a for name, a in kwargs.items() if name != self.argument.name]
         return next((a for a in others if isinstance(a, Tensor)), None), self.skip(args, kwargs)
-
-    def _argument(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.name is not None and self.name in kwargs:
-            return kwargs[self.name]
-        return args[self.position] if self.position is not None and self.position < len(args) else None
 
     def _split(self, whole: Tensor) -> tuple[Tensor | None, Tensor | None]:
         channels, dim = self.site.channels, self.site.dim

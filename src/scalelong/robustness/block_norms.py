@@ -8,7 +8,6 @@ the Jacobian of a_i. For the network of Eq. 3 this is the paper's b_i∘a_i itse
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,8 @@ from torch import Tensor, nn
 from scalelong.errors import ScaleLongError
 from scalelong.robustness.spectral import Jacobian, SpectralNorm, power_iteration, second_derivatives
 from scalelong.skips import Site, find_sites
+from scalelong.skips.hooks import Handle, attach
+from scalelong.skips.sites import ROOT
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def block_norms(
     if not example or not isinstance(example[0], Tensor) or not example[0].is_floating_point():
         raise ScaleLongError("the example's first argument must be the noisy input x_t, a tensor of floats")
     found = find_sites(net, sites)
-    if any(site.trailing for site in found):
+    if any(site.trailing or site.path == ROOT for site in found):
         raise ScaleLongError(
             "the long skips of this network come concatenated already, so the encoder's side of them is not visible; "
             "use scalelong.robustness.spectral.spectral_norm(lambda v: b(a(v)), x) with its blocks"
@@ -94,16 +95,13 @@ def _run(
 ) -> tuple[list[_Join], Tensor]:
     """One forward pass with hooks that look at the joins: before the scaling's own hooks, and behind them."""
     joins = [_Join() for _ in sites]
-    handles = []
-    for site, join in zip(sites, joins, strict=True):
-        called, path = net.get_submodule(site.called), net.get_submodule(site.path)
-        argument = _Argument.of(called, site)
-        handles += [
-            called.register_forward_pre_hook(_keep_skip(join, argument), with_kwargs=True, prepend=True),
-            called.register_forward_pre_hook(_add_probe(join, argument), with_kwargs=True),
-            path.register_forward_pre_hook(_keep_backbone(join, site), with_kwargs=True),
-        ]
+    handles = list[Handle]()
     try:
+        handles += attach(net, sites, _KeepSkips(joins), before=True)
+        handles += attach(net, sites, _AddProbes(joins))
+        for site, join in zip(sites, joins, strict=True):
+            hook = _keep_backbone(join, site)
+            handles.append(net.get_submodule(site.path).register_forward_pre_hook(hook, with_kwargs=True))
         output = net(*example, **options)
     finally:
         for handle in handles:
@@ -116,54 +114,23 @@ def _run(
     return joins, output
 
 
-@dataclass(frozen=True)
-class _Argument:
-    """Where in a call the skip is."""
+class _KeepSkips:
+    """Sees every skip before κ_i."""
 
-    name: str | None
-    position: int | None
-    item: int | None
+    def __init__(self, joins: list[_Join]) -> None:
+        self.joins = joins
 
-    @staticmethod
-    def of(module: nn.Module, site: Site) -> _Argument:
-        names = tuple(inspect.signature(module.forward).parameters)
-        if isinstance(site.argument, int):
-            name = names[site.argument] if site.argument < len(names) else None
-            return _Argument(name, site.argument, site.item)
-        position = names.index(site.argument) if site.argument in names else None
-        return _Argument(site.argument, position, site.item)
-
-    def get(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = kwargs[self.name] if self.name in kwargs else args[self.position]  # type: ignore[index]
-        return value if self.item is None else value[self.item]
-
-    def put(self, args: tuple[Any, ...], kwargs: dict[str, Any], new: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        in_kwargs = self.name in kwargs
-        value = kwargs[self.name] if in_kwargs else args[self.position]  # type: ignore[index]
-        if self.item is not None:
-            items = list(value)
-            items[self.item] = new
-            new = type(value)(items)
-        if in_kwargs:
-            return args, {**kwargs, self.name: new}  # type: ignore[dict-item]
-        assert self.position is not None
-        return (*args[: self.position], new, *args[self.position + 1 :]), kwargs
+    def scale(self, skip: Tensor, i: int) -> Tensor:
+        self.joins[i - 1].skip = skip
+        return skip
 
 
-def _keep_skip(join: _Join, argument: _Argument) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        join.skip = argument.get(args, kwargs)
+class _AddProbes(_KeepSkips):
+    """Adds a probe to every skip after κ_i."""
 
-    return hook
-
-
-def _add_probe(join: _Join, argument: _Argument) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scaled = argument.get(args, kwargs)
-        join.probe = torch.zeros_like(scaled, requires_grad=True)
-        return argument.put(args, kwargs, scaled + join.probe)
-
-    return hook
+    def scale(self, skip: Tensor, i: int) -> Tensor:
+        probe = self.joins[i - 1].probe = torch.zeros_like(skip, requires_grad=True)
+        return skip + probe
 
 
 def _keep_backbone(join: _Join, site: Site) -> Any:

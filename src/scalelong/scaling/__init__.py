@@ -23,7 +23,7 @@ from scalelong.scaling.specs import (
     scaling_names,
 )
 
-__getattr__, _modules = lazy(__name__, {"scalelong.scaling.modules": ("FixedSkips", "SkipScaling", "scale")})
+__getattr__, _modules = lazy(__name__, {"scalelong.scaling.modules": ("FixedSkips", "SkipScaling")})
 
 __all__ = [
     "BlockScaling",
@@ -42,9 +42,8 @@ __all__ = [
     "UniformScaling",
     "kappa_notices",
     "parse_scaling",
-    "scale",
     "scaling_names",
 ]
 
 if TYPE_CHECKING:
-    from scalelong.scaling.modules import FixedSkips, SkipScaling, scale
+    from scalelong.scaling.modules import FixedSkips, SkipScaling

@@ -26,6 +26,11 @@ class SkipScaling(nn.Module):
     def forward(self, skip: Tensor, i: int) -> float | Tensor:
         raise NotImplementedError
 
+    def scale(self, skip: Tensor, i: int) -> Tensor:
+        """Return κ_i·skip, never in place; κ_i = 1 returns the skip itself."""
+        kappa = self(skip, i)
+        return skip if isinstance(kappa, float) and kappa == 1.0 else skip * kappa
+
     def extra_repr(self) -> str:
         return repr(self.spec)
 
@@ -188,13 +193,6 @@ class SharedNetwork(nn.Module):
     def zero_output(self) -> None:
         for network in self.decoders.values() or [self.zeta]:
             network.zero_output()  # type: ignore[operator]
-
-
-def scale(x: Tensor, kappa: float | Tensor) -> Tensor:
-    """Return κ·x, never in place; κ = 1 returns x itself."""
-    if isinstance(kappa, float) and kappa == 1.0:
-        return x
-    return x * kappa
 
 
 def _zeta(spec: LearnableScaling, width: int) -> nn.Module:

@@ -1,8 +1,10 @@
 """Where κ acts: find the long skips of any network, scale them, describe, remove, save and load."""
 
-from scalelong.skips.adapters import find_sites, register_adapter
-from scalelong.skips.application import apply, parameters, remove, scaling_of, unscaled
+from scalelong.scaling import SkipShape
+from scalelong.skips.application import apply, parameters, remove, unscaled
 from scalelong.skips.description import Description, Row, describe
+from scalelong.skips.finders import find_sites, register_adapter
+from scalelong.skips.hooks import scale_skip, scaling_of
 from scalelong.skips.sites import Site
 from scalelong.skips.storage import load_scaling, save_scaling
 
@@ -10,6 +12,7 @@ __all__ = [
     "Description",
     "Row",
     "Site",
+    "SkipShape",
     "apply",
     "describe",
     "find_sites",
@@ -18,6 +21,7 @@ __all__ = [
     "register_adapter",
     "remove",
     "save_scaling",
+    "scale_skip",
     "scaling_of",
     "unscaled",
 ]

@@ -1,4 +1,4 @@
-"""Say, from a measurement, where the long skips of a network are, what κ_i is and whether it is felt."""
+"""Describe the long skips of a network: where they are, what κ_i is and, measured, how much it matters."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from scalelong._modules import evaluating, first_tensor
 from scalelong.scaling import NoScaling, Scaling, SkipScaling
-from scalelong.skips.application import _root, scaling_of, sites_of
-from scalelong.skips.hooks import attach, detach, split_trailing
-from scalelong.skips.sites import Site
+from scalelong.skips.application import sites_of, unwrapped
+from scalelong.skips.hooks import Handle, attach, attach_scaler, scaling_of, split_trailing
+from scalelong.skips.sites import Site, consumer
 
-CANCELLED = 0.2  # less than this share of a change of κ behind the norm: the norm cancels κ
+CANCELLED = 0.2  # if a smaller share of a change of κ_i is left after the norm, the norm cancels κ_i
 LEGEND = (
-    "felt: how the consumer's output moves with κ_i, both relative; past norm: how the skip's own channels do behind it"
+    "felt: relative change of the consumer's output per relative change of κ_i; past norm: the same for the skip's "
+    "channels after the norm"
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """One long skip. What needs an example input is None without one.
+    """One long skip. Fields that need an example input are None without one.
 
-    index         i, 1 = outermost
-    path, source  the module that consumes the skip, and the one that it comes from
-    coefficient   κ_i; for LS its mean over the example
-    coefficient_range   LS: the smallest and the largest κ_i on the example
-    shape         the skip's shape on the example
-    felt          relative change of the consumer's output for a relative change of κ_i (1 = in proportion)
-    norm_passes   share of that change that is left behind the norm which sees the join (None: no such norm)
-    note          what that means
+    Attributes:
+        index: i, 1 = outermost.
+        path: The module that consumes the skip.
+        source: The module that the skip comes from.
+        coefficient: κ_i; for LS its mean over the example.
+        coefficient_range: LS: the smallest and the largest κ_i on the example.
+        shape: The skip's shape on the example.
+        felt: Relative change of the consumer's output per relative change of κ_i (1 = proportional).
+        norm_passes: Share of that change left after the norm of the concatenation (None: no such norm).
+        note: What that means.
     """
 
     index: int
@@ -46,10 +48,20 @@ class Row:
     norm_passes: float | None = None
     note: str = ""
 
+    def cells(self, measured: bool) -> list[str]:
+        kappa = "learned" if self.coefficient is None else f"{self.coefficient:.4g}"
+        if self.coefficient_range is not None:
+            kappa += " ({:.3g}…{:.3g})".format(*self.coefficient_range)
+        cells = [str(self.index), self.source or "?", self.path, kappa]
+        if measured:
+            shape = "×".join(map(str, self.shape)) if self.shape else "not called"
+            cells += [shape, *("–" if v is None else f"{v:.3f}" for v in (self.felt, self.norm_passes))]
+        return cells
+
 
 @dataclass(frozen=True)
 class Description:
-    """The long skips of a network, outermost first; prints as a table."""
+    """The long skips of a network, outermost first. Prints as a table."""
 
     network: str
     scaling: Scaling
@@ -59,49 +71,43 @@ class Description:
     def __str__(self) -> str:
         measured = any(row.felt is not None for row in self.rows)
         head = ["i", "from", "to", "κ_i", *(["shape", "felt", "past norm"] if measured else [])]
-        lines = [head]
-        for row in self.rows:
-            cells = [str(row.index), row.source or "?", row.path, _kappa(row)]
-            if measured:
-                shape = "×".join(map(str, row.shape)) if row.shape else "not called"
-                cells += [shape, _figure(row.felt), _figure(row.norm_passes)]
-            lines.append(cells)
+        lines = [head, *(row.cells(measured) for row in self.rows)]
         widths = [max(len(line[c]) for line in lines) for c in range(len(head))]
         table = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
         table.insert(1, "  ".join("─" * w for w in widths))
         title = f"{self.network}: {len(self.rows)} long skips, {self.scaling}"
         title += f", placement={self.placement!r}" if self.placement != "join" else ""
         notes = dict.fromkeys(row.note for row in self.rows if row.note)
-        told = [f"i = {_ranges([row.index for row in self.rows if row.note == note])}: {note}" for note in notes]
-        return "\n".join([title, *table, *([LEGEND] if measured else []), *told])
+        notes_by_skip = [f"i = {_ranges([r.index for r in self.rows if r.note == note])}: {note}" for note in notes]
+        return "\n".join([title, *table, *([LEGEND] if measured else []), *notes_by_skip])
 
     __repr__ = __str__
 
 
 def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
-    """A table of the network's long skips; with an example input also shapes and whether each κ_i is felt.
+    """Return a table of the network's long skips; with an example input also shapes and the effect of each κ_i.
 
-    `net(*example, **kwargs)` is run N + 1 times without gradients, in eval mode, and nothing stays behind.
+    `net(*example, **kwargs)` runs N + 1 times in eval mode without gradients. Nothing is left behind.
     """
-    root = _root(net, wrapped=True)
+    root = unwrapped(net, allow_wrappers=True)
     sites, placement = sites_of(root)
     scaler = scaling_of(root)
     spec = NoScaling() if scaler is None else scaler.spec
-    name = type(root).__name__
-    kappas = spec.coefficients(len(sites)) or (None,) * len(sites)
+    kappas: Any = spec.coefficients(len(sites))
+    if kappas is None:  # learned: only scalars are known without an example
+        scalars = getattr(scaler, "kappa", None)
+        kappas = scalars.tolist() if scalars is not None and not (example or kwargs) else [None] * len(sites)
     rows = [
         Row(index=i, path=site.path, source=site.source, coefficient=kappa)
         for i, (site, kappa) in enumerate(zip(sites, kappas, strict=True), start=1)
     ]
     if example or kwargs:
-        rows = _measured(root, sites, placement, rows, example, kwargs)
-    elif scaler is not None and hasattr(scaler, "kappa") and isinstance(scaler.kappa, nn.Parameter):
-        rows = [dataclasses.replace(row, coefficient=k) for row, k in zip(rows, scaler.kappa.tolist(), strict=True)]
-    return Description(network=name, scaling=spec, placement=placement, rows=tuple(rows))
+        rows = _measure(root, sites, placement, rows, example, kwargs)
+    return Description(type(root).__name__, spec, placement, tuple(rows))
 
 
 class _Nudge(SkipScaling):
-    """κ_i ← κ_i·(1 + delta) for one i, and a record of what each skip looks like as it arrives."""
+    """Multiplies κ_i by 1 + delta for one i, and records the shape of every skip."""
 
     def __init__(self, index: int | None = None, delta: float = 0.0) -> None:
         super().__init__(NoScaling())
@@ -114,15 +120,15 @@ class _Nudge(SkipScaling):
 
 
 @dataclass
-class _Seen:
-    """What one run of the network showed at each site."""
+class _Pass:
+    """What one forward pass recorded, by skip index."""
 
     outputs: dict[int, Tensor] = field(default_factory=dict)
     norms: dict[int, Tensor] = field(default_factory=dict)
     kappas: dict[int, Tensor] = field(default_factory=dict)
 
 
-def _measured(
+def _measure(
     root: nn.Module,
     sites: list[Site],
     placement: str,
@@ -130,7 +136,9 @@ def _measured(
     example: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> list[Row]:
-    delta = 0.01 if _precise(root) else 0.1  # in half precision a smaller step would be rounding
+    first = next((p for p in root.parameters() if p.is_floating_point()), None)
+    exact = first is None or first.dtype in (torch.float32, torch.float64)
+    delta = 0.01 if exact else 0.1  # in half precision a smaller step would drown in rounding
     with torch.no_grad(), evaluating(root):
         plain = _Nudge()
         base = _run(root, sites, placement, plain, range(1, len(sites) + 1), example, kwargs)
@@ -138,17 +146,17 @@ def _measured(
         for row, site in zip(rows, sites, strict=True):
             i = row.index
             if i not in plain.shapes:
-                measured.append(dataclasses.replace(row, note="this skip was not met on the example"))
+                measured.append(dataclasses.replace(row, note="the example did not use this skip"))
                 continue
-            seen = _run(root, sites, placement, _Nudge(i, delta), [i], example, kwargs)
-            felt = _relative_change(seen.outputs.get(i), base.outputs.get(i)) / delta
+            nudged = _run(root, sites, placement, _Nudge(i, delta), [i], example, kwargs)
+            felt = _relative_change(nudged.outputs.get(i), base.outputs.get(i)) / delta
             passes = None
             if site.norm is not None:
-                passes = _relative_change(seen.norms.get(i), base.norms.get(i)) / delta
+                passes = _relative_change(nudged.norms.get(i), base.norms.get(i)) / delta
             row = dataclasses.replace(
                 row, shape=plain.shapes[i], felt=felt, norm_passes=passes, note=_note(felt, passes)
             )
-            if (kappa := base.kappas.get(i)) is not None and (row.coefficient is None):
+            if row.coefficient is None and (kappa := base.kappas.get(i)) is not None:
                 low, high = kappa.min().item(), kappa.max().item()
                 row = dataclasses.replace(row, coefficient=kappa.mean().item(), coefficient_range=(low, high))
             measured.append(row)
@@ -163,30 +171,30 @@ def _run(
     indices: Any,
     example: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> _Seen:
-    """One forward pass with `nudge` acting behind the network's own scaling, in the same place."""
-    seen, handles = _Seen(), list[RemovableHandle]()
-    attach(root, sites, nudge, placement)
-    for i in indices:
-        site = sites[i - 1]
-        handles.append(root.get_submodule(site.path).register_forward_hook(_Capture(seen.outputs, i)))
-        if site.norm is not None:
-            capture = _Capture(seen.norms, i, site.channels, site.dim)
-            handles.append(root.get_submodule(site.norm).register_forward_hook(capture))
+) -> _Pass:
+    """Run the network once with `nudge` acting after its own scaling, at the same place."""
+    recorded, handles = _Pass(), list[Handle]()
     scaler = scaling_of(root)
-    if scaler is not None and scaler.spec.coefficients(len(sites)) is None:
-        handles.append(scaler.register_forward_hook(_CaptureKappa(seen.kappas)))
     try:
+        after_norm = placement == "after_norm"
+        handles += attach_scaler(root, sites, nudge, placement) if after_norm else attach(root, sites, nudge)
+        for i in indices:
+            site = sites[i - 1]
+            handles.append(consumer(root, site).register_forward_hook(_Capture(recorded.outputs, i)))
+            if site.norm is not None:
+                capture = _Capture(recorded.norms, i, site.channels, site.dim)
+                handles.append(root.get_submodule(site.norm).register_forward_hook(capture))
+        if scaler is not None and scaler.spec.coefficients(len(sites)) is None:
+            handles.append(scaler.register_forward_hook(_CaptureKappa(recorded.kappas)))
         root(*example, **kwargs)
     finally:
-        detach(root, nudge)
         for handle in handles:
             handle.remove()
-    return seen
+    return recorded
 
 
 class _Capture:
-    """Keeps a module's output, the first tensor of it (at a norm: the skip's trailing channels only)."""
+    """Keeps the first tensor of a module's output; at a norm only the skip's trailing channels."""
 
     def __init__(self, into: dict[int, Tensor], index: int, trailing: int | None = None, dim: int = 1) -> None:
         self.into, self.index, self.trailing, self.dim = into, index, trailing, dim
@@ -217,27 +225,13 @@ def _relative_change(after: Tensor | None, before: Tensor | None) -> float:
 
 def _note(felt: float, passes: float | None) -> str:
     if passes is not None and passes < CANCELLED:
-        rest = "what is felt comes through the shortcut" if felt > 0.01 else "hardly anything is felt"
-        return f'the norm behind the join cancels κ_i, {rest}; placement="after_norm" avoids that'
-    return "κ_i is hardly felt here" if felt < 0.01 else ""
-
-
-def _precise(root: nn.Module) -> bool:
-    first = next((p for p in root.parameters() if p.is_floating_point()), None)
-    return first is None or first.dtype in (torch.float32, torch.float64)
-
-
-def _kappa(row: Row) -> str:
-    if row.coefficient is None:
-        return "learned"
-    text = f"{row.coefficient:.4g}"
-    if row.coefficient_range is not None:
-        text += f" ({row.coefficient_range[0]:.3g}…{row.coefficient_range[1]:.3g})"
-    return text
+        rest = "only the shortcut passes it on" if felt > 0.01 else "it has almost no effect"
+        return f'the norm after the join cancels κ_i, {rest}; placement="after_norm" avoids that'
+    return "κ_i has almost no effect" if felt < 0.01 else ""
 
 
 def _ranges(indices: list[int]) -> str:
-    """1, 2, 3, 5 as "1–3, 5"."""
+    """Format 1, 2, 3, 5 as "1–3, 5"."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][-1] + 1:
@@ -245,7 +239,3 @@ def _ranges(indices: list[int]) -> str:
         else:
             runs.append([index])
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

@@ -1,29 +1,92 @@
-"""Find the long skips of a network by its structure. Nothing third-party is imported to look.
+"""Find the long skips of a network: declared ones, registered adapters, then known structures.
 
-A finder takes a network and gives its sites, outermost first, or None where the structure is not its own.
-Widths are read from both sides of each join: what the consumer takes in less what the backbone brings.
+A finder takes a network and returns its sites, outermost first, or None if the structure is not its own. No
+third-party package is imported. Widths are read from both sides of each join: the consumer's input width minus the
+backbone's.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from scalelong.skips.sites import Site
+from scalelong.errors import UnsupportedNetworkError, invalid, suggestion
+from scalelong.skips.sites import Site, declared_sites
 
-Finder = Callable[[nn.Module], "list[Site] | None"]
+FindSkips = Callable[[nn.Module], Iterable[Site | str]]
+
+_ADAPTERS: dict[str, FindSkips] = {}  # by qualified class name, so that no package needs to be imported
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A family of networks: what is looked for, and the function that looks."""
+def register_adapter(cls: type[nn.Module] | str, find_skips: FindSkips) -> None:
+    """Teach scalelong a network class.
 
-    looks_for: str
-    find: Finder
+    Args:
+        cls: The class or its qualified name. Subclasses are included.
+        find_skips: A function from a network to its sites, outermost first. A site is a `Site`, or the path of a
+            module whose second argument is the skip.
+    """
+    if not callable(find_skips):
+        raise invalid("find_skips", "a function from a network to its sites", find_skips)
+    if not isinstance(cls, str) and not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise invalid("cls", "a subclass of torch.nn.Module or its qualified name", cls)
+    _ADAPTERS[cls if isinstance(cls, str) else _qualified(cls)] = find_skips
+
+
+def find_sites(net: nn.Module, sites: Iterable[Site | str] | None = None) -> list[Site]:
+    """Return the long skips of a network, outermost first, after checking `sites` if they are given."""
+    if (declared := declared_sites(net)) is not None:
+        if sites is not None:
+            raise UnsupportedNetworkError(f"{type(net).__name__} declares its own long_skips; do not pass sites")
+        return declared
+    if sites is None:
+        adapter = next((a for c in type(net).__mro__ if (a := _ADAPTERS.get(_qualified(c)))), None)
+        if adapter is None:
+            return _by_structure(net)
+        sites = adapter(net)
+    if isinstance(sites, (str, Site)) or not isinstance(sites, Iterable):
+        raise invalid("sites", "a list with one entry per long skip", sites)
+    checked = [Site(site) if isinstance(site, str) else site for site in sites]
+    if not checked:
+        raise invalid("sites", f"a list with one entry per long skip of {type(net).__name__}", checked)
+    names = {name for name, _ in net.named_modules(remove_duplicate=False) if name}
+    for site in checked:
+        if not isinstance(site, Site):
+            raise invalid("sites", "scalelong.Site objects or module paths", site)
+        for path in (site.path, site.called, site.norm, site.shortcut):
+            if path is not None and path not in names:
+                raise UnsupportedNetworkError(f"{type(net).__name__} has no module {path!r}{suggestion(path, names)}")
+    if len({(site.called, site.argument, site.item) for site in checked}) != len(checked):
+        raise UnsupportedNetworkError("two sites refer to the same argument of the same module")
+    return checked
+
+
+def _by_structure(net: nn.Module) -> list[Site]:
+    for find in STRUCTURES.values():
+        if sites := find(net):
+            return sites
+    hint = ""
+    for path, module in net.named_modules():  # a wrapper that adds the loss or the sampler
+        if path and any(find(module) for find in STRUCTURES.values()):
+            hint = f"Its submodule {path!r} ({type(module).__name__}) is supported: pass net.{path}. "
+            break
+    raise UnsupportedNetworkError(
+        f"found no long skips in {_qualified(type(net))}. {hint}Known structures: {'; '.join(STRUCTURES)}. "
+        "For another network list the skips, outermost first: scalelong.apply(net, scaling, "
+        "sites=[scalelong.Site('decoder.path', argument='skip'), …]); or register its class with "
+        "scalelong.register_adapter(YourClass, find_skips); or call scalelong.scale_skip in its forward"
+    )
+
+
+def _qualified(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# ------------------------------------------------------------------------------------------------ known structures
 
 
 def find_uvit(net: nn.Module) -> list[Site] | None:
@@ -40,19 +103,6 @@ def find_uvit(net: nn.Module) -> list[Site] | None:
              source=f"in_blocks.{i - 1}")
         for i in range(1, n + 1)
     ]  # fmt: skip
-
-
-def find_stacked(net: nn.Module) -> list[Site] | None:
-    """Eq. 3: `encoders`, `middle`, `decoders` (b_1…b_N) called as `b(x, skip)`."""
-    inner, outer = _part(net, "encoders"), _part(net, "decoders")
-    if not _lists(inner, outer) or len(inner) != len(outer) or not isinstance(_part(net, "middle"), nn.Module):
-        return None
-    if not all("skip" in inspect.signature(block.forward).parameters for block in outer):
-        return None
-    return [
-        Site(f"decoders.{k}", "skip", channels=_channels(inner[k])[1], dim=-1, source=f"encoders.{k}")
-        for k in range(len(outer))
-    ]
 
 
 def find_residual_tuples(net: nn.Module) -> list[Site] | None:
@@ -160,15 +210,14 @@ def find_upcats(net: nn.Module) -> list[Site] | None:
     ]
 
 
-KINDS = (
-    Kind("in_blocks/mid_block/out_blocks with skip_linear (U-ViT)", find_uvit),
-    Kind("up_blocks taking res_hidden_states_tuple or res_hidden_states_list (diffusers, MONAI)", find_residual_tuples),
-    Kind("blocks with skip_linear taking skip (Hunyuan-DiT)", find_skip_blocks),
-    Kind("input_blocks/middle_block/output_blocks (guided-diffusion)", find_output_blocks),
-    Kind("downs/ups of four with final_res_block (lucidrains)", find_paired_ups),
-    Kind("upcat_1… (MONAI BasicUNet)", find_upcats),
-    Kind("encoders/middle/decoders taking skip (Eq. 3)", find_stacked),
-)
+STRUCTURES: dict[str, Callable[[nn.Module], list[Site] | None]] = {
+    "in_blocks/mid_block/out_blocks with skip_linear (U-ViT)": find_uvit,
+    "up_blocks taking res_hidden_states_tuple or res_hidden_states_list (diffusers, MONAI)": find_residual_tuples,
+    "blocks with skip_linear taking skip (Hunyuan-DiT)": find_skip_blocks,
+    "input_blocks/middle_block/output_blocks (guided-diffusion)": find_output_blocks,
+    "downs/ups of four with final_res_block (lucidrains)": find_paired_ups,
+    "upcat_1… (MONAI BasicUNet)": find_upcats,
+}
 
 
 def find_branches(net: nn.Module) -> list[list[str]] | None:

@@ -1,97 +1,217 @@
-"""The hooks that scale. Callable objects, never closures: they copy, pickle and compile with the network."""
+"""How κ acts: through `scale_skip` in networks that call it in `forward`, through forward hooks in all others.
+
+Hooks are callable objects, never closures, so that they copy, pickle and compile with the network. Each holds an
+*actor*, an object with a method `scale(skip, i) -> Tensor`: the scaling module, or a probe that measures.
+"""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from scalelong.errors import ScaleLongError
-from scalelong.scaling import SkipScaling, scale
-from scalelong.skips.sites import Site
+from scalelong.errors import ScalingStateError, UnsupportedNetworkError, invalid
+from scalelong.scaling import SkipScaling
+from scalelong.skips.sites import Site, declared_sites, skip_shape
+
+NAME = "skip_scaling"  # the attribute of a network's root under which its one scaling module is registered
+
+
+class Actor(Protocol):
+    def scale(self, skip: Tensor, i: int) -> Tensor: ...
+
+
+class Handle(Protocol):
+    def remove(self) -> None: ...
+
+
+# --------------------------------------------------------------------------------- networks that scale in `forward`
+
+
+def scale_skip(net: nn.Module, skip: Tensor, i: int) -> Tensor:
+    """Return κ_i·skip. Call it in the `forward` of a network that declares its `long_skips`.
+
+    `scalelong.apply` registers the module that computes κ_i. Without one, the skip is returned unchanged.
+
+    Args:
+        net: The network, usually `self`. Its attribute `long_skips` holds the channel width (or `SkipShape`) of each
+            long skip, outermost first.
+        skip: The skip tensor, as the encoder produced it.
+        i: Index of the skip: 1 is the outermost, N the innermost.
+    """
+    declared: Any = getattr(net, "long_skips", None)
+    if declared is None:
+        raise UnsupportedNetworkError(
+            f"{type(net).__name__} calls scale_skip but has no long_skips; set self.long_skips = (C_1, …, C_N), the "
+            "channel widths of its long skips, outermost first"
+        )
+    if not 1 <= i <= len(declared):
+        raise invalid("i", f"between 1 (outermost) and {len(declared)} (innermost)", i)
+    shape = skip_shape(declared[i - 1])
+    if shape.channels is not None and skip.shape[shape.dim] != shape.channels:
+        raise UnsupportedNetworkError(
+            f"long skip {i} has {skip.shape[shape.dim]} channels, but {type(net).__name__}.long_skips declares "
+            f"{shape.channels}"
+        )
+    scaler = scaling_of(net)
+    if torch.compiler.is_compiling():
+        return skip if scaler is None or scaler.spec.acts_on != "skips" else scaler.scale(skip, i)
+    taps = [tap for tap in _TAPS if tap.net is net]
+    for tap in taps:
+        skip = tap.actor.scale(skip, i) if tap.before else skip
+    if scaler is not None and scaler.spec.acts_on == "skips":
+        skip = scaler.scale(skip, i)
+    for tap in taps:
+        skip = skip if tap.before else tap.actor.scale(skip, i)
+    return skip
+
+
+def scaling_of(net: nn.Module) -> SkipScaling | None:
+    """Return the module that scales `net`, or None for an unscaled network."""
+    scaler = net._modules.get(NAME)
+    if isinstance(getattr(scaler, "original_module", None), SkipScaling):
+        raise ScalingStateError(
+            f"PEFT's modules_to_save made a copy of {NAME!r} that the network does not run; leave it out and pass "
+            "scalelong.parameters(net) to the optimizer"
+        )
+    return scaler if isinstance(scaler, SkipScaling) else None
+
+
+@dataclass(eq=False)
+class _Tap:
+    """An actor that sees the skips of one network that scales in `forward`."""
+
+    net: nn.Module
+    actor: Actor
+    before: bool
+
+    def remove(self) -> None:
+        _TAPS.remove(self)
+
+
+_TAPS: list[_Tap] = []
+
+
+# -------------------------------------------------------------------------------------------------- other networks
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a module's `forward`, however the caller passes it."""
+
+    name: str | None
+    position: int | None
+
+    @staticmethod
+    def of(module: nn.Module, argument: int | str) -> Argument:
+        """Locate `argument` (a name or a position) in the signature of `module.forward`."""
+        parameters = list(inspect.signature(module.forward).parameters.values())
+        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
+        if isinstance(argument, int):
+            if argument < len(named):
+                return Argument(named[argument], argument)
+            if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+                return Argument(None, argument)
+        elif argument in named:
+            return Argument(argument, named.index(argument))
+        elif any(p.name == argument and p.kind is p.KEYWORD_ONLY for p in parameters):
+            return Argument(argument, None)
+        raise UnsupportedNetworkError(
+            f"{type(module).__name__}.forward has no argument {argument!r}; it has {', '.join(named) or 'none'}"
+        )
+
+    def get(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return its value in a call, None if it is absent."""
+        if self.name is not None and self.name in kwargs:
+            return kwargs[self.name]
+        return args[self.position] if self.position is not None and self.position < len(args) else None
+
+    def put(self, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the call with another value."""
+        if self.name is not None and self.name in kwargs:
+            return args, {**kwargs, self.name: value}
+        assert self.position is not None
+        return (*args[: self.position], value, *args[self.position + 1 :]), kwargs
+
+    def __str__(self) -> str:
+        return repr(self.position if self.name is None else self.name)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of a value is long skip `index`."""
+    """The part of a value that is long skip `index`."""
 
     index: int
     item: int | None
-    trailing: int | None  # the number of trailing channels, None for the whole tensor
+    trailing: int | None  # number of trailing channels, None for the whole tensor
     dim: int
+
+    def scaled(self, x: Any, actor: Actor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise UnsupportedNetworkError(f"long skip {self.index} must be a tensor, got {type(x).__name__}")
+        if self.trailing is None:
+            return actor.scale(x, self.index)
+        backbone, skip = split_trailing(x, self.trailing, self.dim)
+        scaled = actor.scale(skip, self.index)
+        return x if scaled is skip else torch.cat([backbone, scaled], dim=self.dim)
 
 
 class SkipHook:
-    """The base of the hooks, by which `remove` knows them. `scaler` is the one module on the network's root."""
+    """Base class of the hooks, by which `detach` recognizes them."""
 
-    def __init__(self, scaler: SkipScaling) -> None:
-        self.scaler = scaler
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
 
 
 class ArgumentHook(SkipHook):
-    """A forward pre-hook that scales the long skips which one argument of a call brings."""
+    """A forward pre-hook that scales the long skips within one argument of a call."""
 
-    def __init__(self, scaler: SkipScaling, name: str | None, position: int | None, parts: tuple[Part, ...]) -> None:
-        super().__init__(scaler)
-        self.name, self.position, self.parts = name, position, parts
+    def __init__(self, actor: Actor, argument: Argument, parts: tuple[Part, ...]) -> None:
+        super().__init__(actor)
+        self.argument, self.parts = argument, parts
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self.name is not None and self.name in kwargs:
-            return args, {**kwargs, self.name: self._scaled(kwargs[self.name])}
-        if self.position is not None and self.position < len(args):
-            scaled = self._scaled(args[self.position])
-            return (*args[: self.position], scaled, *args[self.position + 1 :]), kwargs
-        raise ScaleLongError(
-            f"{type(module).__name__} was called without argument {self.name or self.position!r}, "
-            f"which brings long skip {self.parts[0].index}"
-        )
-
-    def _scaled(self, value: Any) -> Any:
-        if self.parts[0].item is None:
-            return self._scaled_part(value, self.parts[0])
+        value, first = self.argument.get(args, kwargs), self.parts[0]
+        if value is None:
+            raise UnsupportedNetworkError(
+                f"{type(module).__name__} was called without argument {self.argument}, which holds long skip "
+                f"{first.index}"
+            )
+        if first.item is None:
+            return self.argument.put(args, kwargs, first.scaled(value, self.actor))
         if not isinstance(value, (tuple, list)):
-            raise ScaleLongError(
-                f"argument {self.name or self.position!r}, which brings long skip {self.parts[0].index} in a tuple or "
-                f"list, is a {type(value).__name__}"
+            raise UnsupportedNetworkError(
+                f"argument {self.argument}, which holds long skip {first.index}, must be a tuple or list, got "
+                f"{type(value).__name__}"
             )
         items = list(value)
         for part in self.parts:
             assert part.item is not None
             if not -len(items) <= part.item < len(items):
-                raise ScaleLongError(
-                    f"argument {self.name or self.position!r} has {len(items)} items, but long skip {part.index} is "
-                    f"its item {part.item}"
+                raise UnsupportedNetworkError(
+                    f"argument {self.argument} has {len(items)} items, but long skip {part.index} is item {part.item}"
                 )
-            items[part.item] = self._scaled_part(items[part.item], part)
-        return tuple(items) if isinstance(value, tuple) else items
-
-    def _scaled_part(self, x: Tensor, part: Part) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise ScaleLongError(f"long skip {part.index} is a tensor, but a {type(x).__name__} arrived")
-        if part.trailing is None:
-            return scale(x, self.scaler(x, part.index))
-        backbone, skip = split_trailing(x, part.trailing, part.dim)
-        kappa = self.scaler(skip, part.index)
-        return x if _is_one(kappa) else torch.cat([backbone, skip * kappa], dim=part.dim)
+            items[part.item] = part.scaled(items[part.item], self.actor)
+        return self.argument.put(args, kwargs, tuple(items) if isinstance(value, tuple) else items)
 
 
 class NormHook(SkipHook):
-    """A forward hook that scales the skip's channels at a norm's output; κ_i comes from the skip as it went in."""
+    """A forward hook that scales the skip's channels at a norm's output; κ_i is computed from the norm's input."""
 
-    def __init__(self, scaler: SkipScaling, part: Part) -> None:
-        super().__init__(scaler)
-        self.part = part
+    def __init__(self, actor: SkipScaling, part: Part) -> None:
+        super().__init__(actor)
+        self.scaler, self.part = actor, part
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         assert self.part.trailing is not None
         _, skip = split_trailing(args[0], self.part.trailing, self.part.dim)
         kappa = self.scaler(skip, self.part.index)
-        if _is_one(kappa):
+        if isinstance(kappa, float) and kappa == 1.0:
             return output
         backbone, normed = split_trailing(output, self.part.trailing, self.part.dim)
         return torch.cat([backbone, normed * kappa], dim=self.part.dim)
@@ -100,38 +220,37 @@ class NormHook(SkipHook):
 class BranchHook(SkipHook):
     """A forward hook that scales the output of a residual branch (Table 3's baselines)."""
 
-    def __init__(self, scaler: SkipScaling, index: int) -> None:
-        super().__init__(scaler)
+    def __init__(self, actor: Actor, index: int) -> None:
+        super().__init__(actor)
         self.index = index
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return scale(output, self.scaler(output, self.index))
+        return self.actor.scale(output, self.index)
 
 
 def split_trailing(x: Tensor, channels: int, dim: int) -> tuple[Tensor, Tensor]:
-    """The backbone's and the skip's channels of a concatenation."""
+    """Split a concatenation into the backbone's and the skip's channels."""
     if x.shape[dim] <= channels:
-        raise ScaleLongError(f"a concatenation of {x.shape[dim]} channels cannot end with a skip of {channels}")
+        raise UnsupportedNetworkError(
+            f"a concatenation of {x.shape[dim]} channels cannot end with a skip of {channels} channels"
+        )
     backbone, skip = x.split([x.shape[dim] - channels, channels], dim=dim)
     return backbone, skip
 
 
-def attach(net: nn.Module, sites: list[Site], scaler: SkipScaling, placement: str) -> None:
-    """Register the hooks by which `scaler` acts on `sites` (outermost first)."""
+def attach(net: nn.Module, sites: list[Site], actor: Actor, *, before: bool = False) -> list[Handle]:
+    """Let `actor` act on the skips at `sites` (outermost first), before or after the network's own scaling."""
+    if declared_sites(net) is not None:
+        _TAPS.append(tap := _Tap(net, actor, before))
+        return [tap]
+    return _attach_hooks(net, sites, actor, before)
+
+
+def attach_scaler(net: nn.Module, sites: list[Site], scaler: SkipScaling, placement: str) -> list[Handle]:
+    """Register the hooks by which `scaler` acts on `sites`. Networks that call `scale_skip` need none."""
     if placement == "after_norm":
-        for index, site in enumerate(sites, start=1):
-            _attach_after_norm(net, site, index, scaler)
-        return
-    calls: dict[tuple[str, int | str], list[tuple[int, Site]]] = {}
-    for index, site in enumerate(sites, start=1):
-        calls.setdefault((site.called, site.argument), []).append((index, site))
-    for (path, argument), brought in calls.items():
-        module = net.get_submodule(path)
-        parts = tuple(
-            Part(index, site.item, site.channels if site.trailing else None, site.dim) for index, site in brought
-        )
-        name, position = _argument_of(module, argument)
-        module.register_forward_pre_hook(ArgumentHook(scaler, name, position, parts), with_kwargs=True)
+        return [handle for i, site in enumerate(sites, 1) for handle in _attach_after_norm(net, site, i, scaler)]
+    return [] if declared_sites(net) is not None else _attach_hooks(net, sites, scaler, before=False)
 
 
 def attach_branches(net: nn.Module, branches: list[list[str]], scaler: SkipScaling) -> None:
@@ -141,50 +260,41 @@ def attach_branches(net: nn.Module, branches: list[list[str]], scaler: SkipScali
             net.get_submodule(path).register_forward_hook(BranchHook(scaler, index))
 
 
-def detach(net: nn.Module, scaler: SkipScaling) -> None:
-    """Take off every hook of `scaler`, wherever in the network it is."""
+def detach(net: nn.Module, actor: Actor) -> None:
+    """Remove every hook of `actor` from the network."""
     for module in net.modules():
         for hooks, companions in (
             (module._forward_pre_hooks, [module._forward_pre_hooks_with_kwargs]),
             (module._forward_hooks, [module._forward_hooks_with_kwargs, module._forward_hooks_always_called]),
         ):
-            for key in [k for k, hook in hooks.items() if isinstance(hook, SkipHook) and hook.scaler is scaler]:
+            for key in [k for k, hook in hooks.items() if isinstance(hook, SkipHook) and hook.actor is actor]:
                 del hooks[key]
                 for companion in companions:
                     companion.pop(key, None)
 
 
-def _attach_after_norm(net: nn.Module, site: Site, index: int, scaler: SkipScaling) -> None:
+def _attach_hooks(net: nn.Module, sites: list[Site], actor: Actor, before: bool) -> list[Handle]:
+    calls: dict[tuple[str, int | str], list[Part]] = {}  # one hook for all skips in one argument
+    for index, site in enumerate(sites, start=1):
+        part = Part(index, site.item, site.channels if site.trailing else None, site.dim)
+        calls.setdefault((site.called, site.argument), []).append(part)
+    handles: list[Handle] = []
+    for (path, argument), parts in calls.items():
+        module = net.get_submodule(path)
+        hook = ArgumentHook(actor, Argument.of(module, argument), tuple(parts))
+        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=before))
+    return handles
+
+
+def _attach_after_norm(net: nn.Module, site: Site, index: int, scaler: SkipScaling) -> list[Handle]:
     if site.norm is None:
-        raise ScaleLongError(
-            f'placement="after_norm": {site.path} has no normalisation right after the join of long skip {index}, '
-            "so κ is felt as it is"
+        raise UnsupportedNetworkError(
+            f'placement="after_norm" requires a norm after the join of long skip {index}, but {site.path} has none; '
+            'use placement="join"'
         )
     part = Part(index, None, site.channels, site.dim)
-    net.get_submodule(site.norm).register_forward_hook(NormHook(scaler, part))
+    handles: list[Handle] = [net.get_submodule(site.norm).register_forward_hook(NormHook(scaler, part))]
     if site.shortcut is not None:
-        shortcut = net.get_submodule(site.shortcut)
-        shortcut.register_forward_pre_hook(ArgumentHook(scaler, None, 0, (part,)), with_kwargs=True)
-
-
-def _argument_of(module: nn.Module, argument: int | str) -> tuple[str | None, int | None]:
-    """The name and the position of an argument of `module.forward`, so that both ways of calling are met."""
-    parameters = [p for p in inspect.signature(module.forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if isinstance(argument, int):
-        if argument < len(named):
-            return named[argument], argument
-        if takes_any:
-            return None, argument
-    elif argument in named:
-        return argument, named.index(argument)
-    elif argument in [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]:
-        return argument, None
-    raise ScaleLongError(
-        f"{type(module).__name__}.forward has no argument {argument!r}; it has {', '.join(named) or 'none'}"
-    )
-
-
-def _is_one(kappa: float | Tensor) -> bool:
-    return isinstance(kappa, float) and kappa == 1.0
+        hook = ArgumentHook(scaler, Argument(None, 0), (part,))
+        handles.append(net.get_submodule(site.shortcut).register_forward_pre_hook(hook, with_kwargs=True))
+    return handles

@@ -1,27 +1,32 @@
-"""A long skip's place in a network."""
+"""Where a long skip is consumed, and how a network declares its own long skips."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalelong.errors import ScaleLongError
+from torch import nn
+
+from scalelong.errors import InvalidValueError, invalid
 from scalelong.scaling import SkipShape
+
+ROOT = "(network)"  # path of a skip that the network consumes in its own `forward`
 
 
 @dataclass(frozen=True)
 class Site:
     """Where one long skip is consumed. A network's sites are listed outermost first.
 
-    path       the module that joins the skip with the backbone, e.g. "up_blocks.0.resnets.1"
-    argument   which argument of the call brings the skip: its name or its position
-    item       the skip's place in that argument where it is a tuple or list (−1: the last)
-    channels   the skip's number of channels: needed by LS, and where `trailing`
-    trailing   the argument is the concatenation already and the skip is its last `channels` channels
-    dim        the axis of the channels: 1 for maps and volumes, −1 for tokens (B, L, D)
-    tokens     the number of tokens, where a learned position table fixes it
-    carrier    the module whose call brings the skip, where it is not `path` itself
-    source     the module that the skip comes from, for people
-    norm, shortcut   modules that see the concatenation, for placement="after_norm"
+    Args:
+        path: The module that joins the skip with the backbone, such as "up_blocks.0.resnets.1".
+        argument: The argument of its call that holds the skip, by name or position.
+        item: Index of the skip within that argument if it is a tuple or list (-1: the last).
+        channels: The skip's number of channels. LS and `trailing` require it.
+        trailing: Whether the argument is already the concatenation, with the skip in its last `channels` channels.
+        dim: Axis of the channels: 1 for images and volumes, -1 for tokens (B, L, D).
+        tokens: Number of tokens, if a learned position table fixes it.
+        carrier: The module whose call receives the skip, if it is not `path` itself.
+        source: The module that the skip comes from, for display.
+        norm, shortcut: Modules that see the concatenation, for `placement="after_norm"`.
     """
 
     path: str
@@ -38,18 +43,17 @@ class Site:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
-            raise ScaleLongError(f"a site's path is the dotted name of a module, not {self.path!r}")
-        for name, (allowed, what) in _FIELDS.items():
-            value = getattr(self, name)
-            if not isinstance(value, allowed) or (isinstance(value, bool) and name != "trailing"):
-                raise ScaleLongError(f"site {self.path!r}: {name} is {what}, not {value!r}")
-        for name in ("channels", "tokens"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ScaleLongError(f"site {self.path!r}: {name} is a whole number from 1 up, not {value}")
-        if isinstance(self.argument, int) and self.argument < 0:
-            raise ScaleLongError(f"site {self.path!r}: argument counts from 0, not {self.argument}")
+            raise invalid("path of a site", "the dotted name of a module", self.path)
+        for names, allowed, expected in _FIELDS:
+            for name in names.split():
+                value = getattr(self, name)
+                if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+                    raise invalid(f"{name} of site {self.path!r}", expected, value)
+        for name, least in (("channels", 1), ("tokens", 1), ("argument", 0)):
+            if isinstance(value := getattr(self, name), int) and value < least:
+                raise invalid(f"{name} of site {self.path!r}", f"an integer >= {least}", value)
         if (self.trailing or self.norm is not None) and not self.channels:
-            raise ScaleLongError(f"site {self.path!r}: the number of the skip's channels is needed (channels=…)")
+            raise InvalidValueError(f"site {self.path!r} has trailing or norm set, which requires channels=…")
 
     @property
     def shape(self) -> SkipShape:
@@ -57,20 +61,43 @@ class Site:
 
     @property
     def called(self) -> str:
-        """The module whose call brings the skip."""
+        """The module whose call receives the skip."""
         return self.carrier or self.path
 
 
-_OPTIONAL_INT, _OPTIONAL_PATH = ((int, type(None)), "a whole number"), ((str, type(None)), "a module's dotted name")
-_FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "argument": ((int, str), "the name or the position of an argument"),
-    "item": _OPTIONAL_INT,
-    "channels": _OPTIONAL_INT,
-    "trailing": ((bool,), "true or false"),
-    "dim": ((int,), "a whole number"),
-    "tokens": _OPTIONAL_INT,
-    "carrier": _OPTIONAL_PATH,
-    "source": _OPTIONAL_PATH,
-    "norm": _OPTIONAL_PATH,
-    "shortcut": _OPTIONAL_PATH,
-}
+_FIELDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("argument", (int, str), "the name or the position of an argument"),
+    ("item channels tokens", (int, type(None)), "an integer or None"),
+    ("dim", (int,), "an integer"),
+    ("trailing", (bool,), "True or False"),
+    ("carrier source norm shortcut", (str, type(None)), "the dotted name of a module or None"),
+)
+
+
+def declared_sites(net: nn.Module) -> list[Site] | None:
+    """Return the sites of a network that declares `long_skips` and calls `scale_skip`; None for any other network."""
+    declared = getattr(net, "long_skips", None)
+    if not isinstance(declared, (tuple, list)):
+        return None
+    if not declared:
+        raise invalid(f"{type(net).__name__}.long_skips", "one entry per long skip, outermost first", declared)
+    return [skip if isinstance(skip, Site) else _from_shape(net, skip) for skip in declared]
+
+
+def skip_shape(declared: int | SkipShape | Site) -> SkipShape:
+    """Return the shape that one entry of `long_skips` declares."""
+    if isinstance(declared, Site):
+        return declared.shape
+    return declared if isinstance(declared, SkipShape) else SkipShape(declared)
+
+
+def _from_shape(net: nn.Module, declared: int | SkipShape) -> Site:
+    if isinstance(declared, bool) or not isinstance(declared, (int, SkipShape)):
+        raise invalid(f"{type(net).__name__}.long_skips", "a tuple of channel widths, SkipShapes or Sites", declared)
+    shape = skip_shape(declared)
+    return Site(ROOT, channels=shape.channels, dim=shape.dim, tokens=shape.tokens)
+
+
+def consumer(net: nn.Module, site: Site) -> nn.Module:
+    """Return the module whose output contains the joined skip."""
+    return net if site.path == ROOT else net.get_submodule(site.path)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from scalelong.errors import ScaleLongError, unknown
 from scalelong.scaling import Scaling
+from scalelong.skips import Site, apply, scale_skip
 
 INITS = ("kaiming", "norm-preserving")
 
@@ -92,9 +93,10 @@ class StackedUNet(nn.Module):
         self.middle = Stack(width, block_depth)
         self.decoders = nn.ModuleList(DecoderStack(width, block_depth) for _ in range(num_skips))
         self.reset_parameters()
+        self.long_skips = tuple(
+            Site(f"decoders.{k}", "skip", channels=width, dim=-1, source=f"encoders.{k}") for k in range(num_skips)
+        )
         if scaling is not None:
-            from scalelong.skips import apply
-
             apply(self, scaling)
 
     def reset_parameters(self) -> None:
@@ -121,8 +123,9 @@ class StackedUNet(nn.Module):
             x = encoder(x)  # s_i = a_i∘s_{i-1}
             skips.append(x)
         hidden = [self.middle(x)]  # h_N = f_N(s_N)
-        for decoder, skip in zip(reversed(self.decoders), reversed(skips), strict=True):
-            hidden.append(decoder(hidden[-1], skip))  # h_{i-1} = b_i∘[κ_i s_i + h_i]
+        for i in range(self.num_skips, 0, -1):
+            skip = scale_skip(self, skips[i - 1], i)
+            hidden.append(self.decoders[i - 1](hidden[-1], skip))  # h_{i-1} = b_i∘[κ_i s_i + h_i]
         return StackedFeatures(tuple(skips), tuple(reversed(hidden)))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, m) -> (B, m)
