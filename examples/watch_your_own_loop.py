@@ -1,4 +1,4 @@
-"""Watch the stability of a loop of your own: a diffusers U-Net on the 8×8 digits, in plain PyTorch.
+"""Monitor the stability of your own loop: a diffusers U-Net on the 8×8 digits, in plain PyTorch.
 
 python examples/watch_your_own_loop.py --steps 300 --kappa 0.8 --out stability.jsonl
 """
@@ -30,11 +30,11 @@ def main(steps: int = 300, kappa: float | None = None, out: Path = Path("stabili
         return a.sqrt() * x_0 + (1 - a).sqrt() * eps
 
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    t = torch.arange(62, 1000, 125)  # the probe: eight images with a timestep each, the same at every look
+    t = torch.arange(62, 1000, 125)  # the probe: eight images with a timestep each, the same in every snapshot
     watch = StabilityMonitor(net, probe=(noisy(images[:8], t, torch.randn(8, 1, 8, 8)), t), out=out)
     for step in range(1, steps + 1):
         x_0, t, eps = images[torch.randint(1797, (32,))], torch.randint(1000, (32,)), torch.randn(32, 1, 8, 8)
-        with watch.step(step):  # around forward and backward; clipping and the optimizer come after
+        with watch.step(step):  # forward and backward; clipping and the optimizer come after
             losses = (net(noisy(x_0, t, eps), t).sample - eps).square().flatten(1).mean(1)
             losses.mean().backward()
             watch.note(loss=losses, t=t)

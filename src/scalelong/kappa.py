@@ -55,24 +55,13 @@ def cs_sum(kappa: float, n: int) -> float:
 
 
 def kappa_for_sum(total: float, n: int) -> float:
-    """Solve Σ_{i=1}^N κ^{2(i−1)} = total for kappa in [0, 1]. A total outside [1, N] gives the nearer end."""
-    if n < 1:
-        raise invalid("n, the number of long skips,", "at least 1", n)
-    if math.isnan(total):
-        raise invalid("total", "a number", total)
-    if total <= 1:
-        return 0.0 if n > 1 else 1.0  # with one skip, κ_1 = κ^0 = 1 for every kappa
-    if total >= n:
-        return 1.0
+    """Solve Σ_{i=1}^N κ^{2(i−1)} = total for kappa in [0, 1], by bisection; a total outside [1, N] gives an end."""
+    if not 1 < total < n:
+        return 0.0 if total <= 1 < n else 1.0  # with one skip, κ_1 = κ^0 = 1 for every kappa
     low, high = 0.0, 1.0
-    while high - low > 1e-15:  # bisection: the sum increases with kappa
+    for _ in range(50):  # to 1e-15; the sum increases with kappa
         middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if cs_sum(middle, n) < total:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if cs_sum(middle, n) < total else (low, middle)
     return (low + high) / 2
 
 
@@ -169,8 +158,9 @@ def estimate_kappa(
         >>> estimate = scalelong.estimate_kappa(images, num_skips=6)
         >>> scalelong.apply(net, scalelong.ConstantScaling(estimate.recommended))
     """
-    if isinstance(num_skips, bool) or not isinstance(num_skips, int) or num_skips < 1:
-        raise invalid("num_skips", "an integer >= 1", num_skips)
+    for name, value in (("num_skips", num_skips), ("samples", samples)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise invalid(name, "an integer >= 1", value)
     ratios = sample_ratios(images, process, samples, seed, latents, progress)
     mean, mean_alpha_bar = float(ratios.ratio.mean()), float(ratios.alpha_bar.mean())
     choice = choose_kappa(mean, num_skips)
@@ -263,11 +253,11 @@ def _data_notices(ratios: Ratios, latents: bool) -> tuple[Notice, ...]:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Samples of (image, time, noise), each of shape (samples,), and statistics of the images."""
+    """Samples of ratio ‖ε‖²/‖x_t‖², input_norm ‖x_t‖²/m and alpha_bar ᾱ_t, each (samples,), and image statistics."""
 
-    ratio: Tensor  # ‖ε‖²/‖x_t‖²
-    input_norm: Tensor  # ‖x_t‖²/m
-    alpha_bar: Tensor  # ᾱ_t
+    ratio: Tensor
+    input_norm: Tensor
+    alpha_bar: Tensor
     dimension: int
     num_images: int
     pixel_second_moment: float
@@ -286,8 +276,6 @@ def sample_ratios(
     Times are stratified: each of `samples` equal intervals contains one.
     """
     shape = _checked_shape(images)
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise invalid("samples", "an integer >= 1", samples)
     generator = torch.Generator().manual_seed(seed)
     n, m = shape[0], math.prod(shape[1:])
     chosen = torch.randperm(n, generator=generator)[:samples].sort().values
@@ -300,17 +288,8 @@ def sample_ratios(
     z = torch.randn(samples, generator=generator, dtype=torch.float64)
     eps = z.square() + _chi_square(m - 1, samples, seed)  # ‖ε‖²
     x_t = a * e + 2 * (a * (1 - a) * e).sqrt() * z + (1 - a) * eps  # ‖x_t‖²
-    return Ratios(
-        ratio=eps / x_t.clamp(min=0),
-        input_norm=x_t / m,
-        alpha_bar=a,
-        dimension=m,
-        num_images=n,
-        pixel_second_moment=float(energy.mean() / m),
-        pixels=pixels,
-        smallest=smallest,
-        largest=largest,
-    )
+    second_moment = float(energy.mean() / m)
+    return Ratios(eps / x_t.clamp(min=0), x_t / m, a, m, n, second_moment, pixels, smallest, largest)
 
 
 def histogram(values: Tensor, low: float, high: float, bins: int) -> Histogram:
@@ -344,8 +323,8 @@ def _energies(
         smallest, largest = min(smallest, low), max(largest, high)
         energies.append(torch.linalg.vector_norm(x, dim=1).double().square())
     below, *inside, above = counts.tolist()
-    edges = torch.linspace(-1, 1, PIXEL_BINS + 1, dtype=torch.float64)
-    return torch.cat(energies), Histogram(tuple(edges.tolist()), tuple(inside), below, above), smallest, largest
+    edges = torch.linspace(-1, 1, PIXEL_BINS + 1, dtype=torch.float64).tolist()
+    return torch.cat(energies), Histogram(tuple(edges), tuple(inside), below, above), smallest, largest
 
 
 def _pixel_counts(raw: Tensor) -> Tensor:

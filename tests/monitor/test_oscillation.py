@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelong.monitor.snapshot import Window, jumps, oscillation, spread, typical
+from scalelong.monitor.snapshot import Window, jumps, spread, typical
+
+
+def oscillation(norms):
+    """The oscillation of a norm recorded at consecutive steps, None if it has fewer than two jumps."""
+    values = [math.nan if norm is None else norm for norm in norms]
+    value = float(spread(torch.tensor(jumps(values[1:], values[:-1]), dtype=torch.float64)[:, None]))
+    return None if math.isnan(value) else value
+
 
 norms = st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=40)
 

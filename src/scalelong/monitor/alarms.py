@@ -163,10 +163,9 @@ def _spike(
     if kind == "gradient" and (worst := _argmax(_over_medians(entries, "grad", "blocks"))) is not None:
         module = layout.points.blocks[worst]
         what += f", and largest in {module} compared with its own median"
-    point = layout.points.of_module(module)
-    step, since = entries[-1]["step"], lookup(entries[-1], key, "at")
-    return Alarm(kind, step, step if since is None else since, module, what, point and point.skip, times, now,
-                 math.exp(median))  # fmt: skip
+    skip, step, since = layout.points.skip_of(module), entries[-1]["step"], lookup(entries[-1], key, "at")
+    since = step if since is None else since
+    return Alarm(kind, step, since, module, what, skip, times, now, math.exp(median))
 
 
 def _ratio(layout: Layout, limits: Limits, entries: Sequence[Entry]) -> Alarm | None:

@@ -30,7 +30,7 @@ class StabilityLog:
 
         i counts long skips from 1 (outermost). For lists over blocks, use `header["blocks"].index(…) + 1`.
         """
-        keys = path if i is None else (*path, i)
+        keys: tuple[str | int, ...] = path if i is None else (*path, i)
         return [entry["step"] for entry in self.entries], [lookup(entry, *keys) for entry in self.entries]
 
     def alarms(self) -> list[Entry]:
@@ -141,8 +141,7 @@ def _read(path: Path) -> tuple[Entry | None, list[Entry]]:
 
 
 def _has_step(entry: Entry) -> bool:
-    step = entry.get("step")
-    return type(step) in (int, float) and abs(step) < 1e300
+    return type(entry.get("step")) in (int, float) and abs(entry["step"]) < 1e300
 
 
 def _line(entry: Entry) -> str:

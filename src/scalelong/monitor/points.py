@@ -75,12 +75,11 @@ class Points:
             *(Point(s.path, f"long skip {i} after scaling", i) for i, s in sites),
         )
 
-    def of_module(self, module: str) -> Point | None:
-        """Return a point of the module, preferably of a long skip that it produces or consumes."""
-        for i, site in enumerate(self.sites, start=1):
-            if module in (site.source, site.path) or site.path.startswith(f"{module}."):
-                return self.all[self.start("out") + i - 1]
-        return self.all[self.start("blocks") + self.blocks.index(module)] if module in self.blocks else None
+    def skip_of(self, module: str) -> int | None:
+        """Return the index of the long skip that the module produces or consumes."""
+        sites = enumerate(self.sites, start=1)
+        found = (i for i, s in sites if module in (s.source, s.path) or s.path.startswith(f"{module}."))
+        return next(found, None)
 
     def to_dict(self) -> dict[str, Any]:
         skips = [{"i": i, "from": s.source, "to": s.path} for i, s in enumerate(self.sites, start=1)]

@@ -73,7 +73,8 @@ def from_batch(args: tuple[Any, ...], kwargs: dict[str, Any], t: Any = None) -> 
     def part(x: Tensor) -> Tensor:
         return (x[: probe_size(size)] if x.ndim and x.shape[0] == size else x).detach().clone()
 
-    return _from_call(*tree_map_only(Tensor, part, (args, kwargs)), t)
+    args, kwargs = tree_map_only(Tensor, part, (args, kwargs))
+    return _from_call(args, kwargs, t)
 
 
 def _from_call(args: tuple[Any, ...], kwargs: dict[str, Any], t: Any) -> Probe:

@@ -22,23 +22,17 @@ from scalelong.monitor.recorder import BlockNorms, Norms
 # ------------------------------------------------------------------------------------------ oscillation
 
 
-def oscillation(norms: Sequence[float | None]) -> float | None:
-    """Return the oscillation of a norm recorded at consecutive steps, or None for fewer than two jumps.
-
-    A missing norm (None, NaN, 0) removes the two jumps that it is part of.
-    """
-    values = [math.nan if norm is None else norm for norm in norms]
-    value = float(spread(torch.tensor(jumps(values[1:], values[:-1]), dtype=torch.float64)[:, None]))
-    return None if math.isnan(value) else value
-
-
 def jumps(now: Sequence[float], before: Sequence[float]) -> list[float]:
     """Return log(now) − log(before), and NaN where either norm is 0, infinite or NaN."""
-    return [_log(a) - _log(b) for a, b in zip(now, before, strict=True)]
+    pairs = zip(now, before, strict=True)
+    return [math.log(a) - math.log(b) if 0 < a < math.inf and 0 < b < math.inf else math.nan for a, b in pairs]
 
 
 def spread(differences: Tensor) -> Tensor:
-    """Return the standard deviation of each column of (jumps, points), ignoring NaN; NaN for fewer than two values."""
+    """Return the oscillation: the standard deviation of each column of (jumps, points).
+
+    NaN jumps are ignored; a column with fewer than two others has no oscillation, NaN.
+    """
     known = ~differences.isnan()
     count = known.sum(0)
     mean = torch.where(known, differences, 0.0).sum(0) / count
@@ -77,10 +71,6 @@ class Window:
         rows = self.rows
         middle = len(rows) // 2
         return None if middle < least else (torch.stack(rows[:middle]), torch.stack(rows[middle:]))
-
-
-def _log(norm: float) -> float:
-    return math.log(norm) if 0 < norm < math.inf else math.nan
 
 
 # ------------------------------------------------------------------------------------------------ entry
