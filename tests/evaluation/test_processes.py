@@ -1,4 +1,4 @@
-"""Two processes: every image is counted exactly once, and every process has the figures of one."""
+"""Several processes: every image counts once, and every process gets the values that one process gets."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,22 @@ from torch import nn
 
 from scalelong.errors import EvaluationError
 from scalelong.evaluation import ModuleExtractor, evaluate_images
-from scalelong.evaluation.images import ArrayImages, rank_and_world
+from scalelong.evaluation import images as images_module
+from scalelong.evaluation.images import ArrayImages, StreamImages, rank_and_world
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_shares_of_all_processes_are_the_whole_set(monkeypatch, world):
+    """Without processes: each rank reads its batches of an array, and its part of a stream."""
+    array, seen = pictures(51), []
+    for rank in range(world):
+        monkeypatch.setattr(images_module, "rank_and_world", lambda rank=rank: (rank, world))
+        seen.append([k for batch in ArrayImages(array).batches(8, 3, 51) for k in batch.indices.tolist()])
+        own = shares(array, world, rank)
+        stream = [k for batch in StreamImages(iter([own])).batches(8, 0, 51) for k in batch.indices.tolist()]
+        assert stream == list(range(rank, 51, world))
+    assert all(seen)
+    assert sorted(index for indices in seen for index in indices) == list(range(3, 51))
 
 
 def network():
@@ -58,14 +73,16 @@ def two(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_each_image_falls_to_one_process(two):
     assert sorted(two[0]["seen"] + two[1]["seen"]) == list(range(51))
     assert two[0]["seen"]
     assert two[1]["seen"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "n"), [("array", 51), ("stream", 51), ("one batch", 8)])
-def test_every_process_has_the_figures_of_one_process(two, way, n):
+def test_every_process_has_the_values_of_one_process(two, way, n):
     alone = evaluate_images(pictures(51)[:n], pictures(60, seed=1, high=200), network())
     for process in two:
         found = process["results"][way]
@@ -77,7 +94,8 @@ def test_every_process_has_the_figures_of_one_process(two, way, n):
         np.testing.assert_allclose(found["kid"], alone.kid, rtol=1e-4)
 
 
-def test_what_goes_wrong_in_one_process_ends_all(two):
+@pytest.mark.slow
+def test_an_error_in_one_process_is_raised_in_all(two):
     """Otherwise the others would wait for it."""
     assert "9×9" in two[1]["error"]
     assert two[0]["error"] == f"process 1: {two[1]['error']}"
