@@ -149,6 +149,15 @@ def test_a_damaged_table_is_a_one_line_error(tmp_path: Path):
     assert "\n" not in str(caught.value)
 
 
+def test_mixed_tables_are_a_one_line_error(tmp_path: Path):
+    folder = save(make(), tmp_path / "set", "parquet")
+    with pyarrow.OSFile(str(folder / "data" / "train-00001.arrow"), "wb") as file:
+        file.write(b"not a table")
+    with pytest.raises(DataError, match="set") as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
 def test_scripts_and_pickles_in_the_folder_are_not_run(tmp_path: Path):
     class Planted:
         def __reduce__(self) -> tuple[object, tuple[str]]:

@@ -6,6 +6,8 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,8 @@ def hub_is_offline() -> bool:
 def read_hub(name: str, split: str, options: Options, source: str, group: str | None = None) -> Reading:
     """Read one split of a dataset. Consecutive rows with the same value in column `group` are captions of one image."""
     datasets = require("datasets", "datasets", "Hugging Face datasets")
-    folder = Path(name).expanduser()
-    local = folder.is_dir()
-    rows, part = _open_folder(folder, split, options) if local else _open_hub(name, split, options)
+    local = Path(name).expanduser().is_dir()
+    rows, part = _open(name, split, options)
     features = rows.features
     if features is None:
         raise DataError(f"{source} does not state its columns")
@@ -55,7 +56,7 @@ def read_hub(name: str, split: str, options: Options, source: str, group: str | 
     if image is None:
         raise DataError(f"{source} has no column of images; its columns are {', '.join(features)}")
     class_names: tuple[str, ...] | None = None
-    numbers: dict[Any, int] | None = None
+    numbers: dict[Any, int] | None = None  # of labels that are not class numbers
     if label is not None and type(features[label]).__name__ == "ClassLabel":
         class_names = tuple(features[label].names)
     elif label is not None:
@@ -65,68 +66,68 @@ def read_hub(name: str, split: str, options: Options, source: str, group: str | 
         rows = rows.cast_column(image, datasets.Image(decode=False))
 
     def examples() -> Iterator[Example]:
-        for index, grouped in enumerate(_grouped(rows, group)):
-            if part.includes(f"row {index}", options.holdout):
-                number = None if label is None else grouped[0][label]
-                number = number if numbers is None else numbers.get(number)
-                texts = [] if caption is None else [text for row in grouped for text in _texts(row[caption])]
-                yield Example(f"{source} row {index}", _content(grouped[0][image], local), number, texts)
+        runs = itertools.groupby(enumerate(rows), key=lambda row: row[1][group] if group else row[0])
+        with _library_errors(name):
+            for index, (_, run) in enumerate(runs):
+                if part.includes(f"row {index}", options.holdout):
+                    grouped = [row for _, row in run]
+                    number = None if label is None else grouped[0][label]
+                    number = number if numbers is None else numbers.get(number)
+                    texts = [] if caption is None else [text for row in grouped for text in _texts(row[caption])]
+                    yield Example(f"{source} row {index}", _content(grouped[0][image], local), number, texts)
 
     total = len(rows) if hasattr(rows, "__len__") and group is None and part.held_out is None else None
     return Reading(examples(), total, class_names, caption is not None, source=source)
 
 
-def _open_folder(folder: Path, split: str, options: Options) -> tuple[Any, Part]:
+def _open(name: str, split: str, options: Options) -> tuple[Any, Part]:
+    """Open a split's rows: from the hub, from `save_to_disk`, or from tables."""
     import datasets
 
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+        raise DataError(f"{name!r} is neither a folder nor the name of a Hugging Face dataset (owner/name)")
+    with _library_errors(name):
+        splits: dict[str, Callable[[], Any]] = {}
+        if not folder.is_dir():
+            for each in datasets.get_dataset_split_names(name, options.config):
+                splits[canonical_split(each)] = partial(datasets.load_dataset, name, options.config, split=each)
+        elif (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            saved = datasets.load_from_disk(str(folder))
+            parts = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+            splits = {canonical_split(each): partial(parts.get, each) for each in parts}
+        else:
+            for each, files in _tables(folder).items():
+                # Naming the builder and listing the files keeps scripts and settings in the folder out of it.
+                builder, listed = files[0].suffix[1:], {"train": [str(file) for file in files]}
+                splits[each] = partial(datasets.load_dataset, builder, data_files=listed, split="train", streaming=True)
+        part = choose_split(split, splits, options.holdout, name if folder.is_dir() else f"hf:{name}")
+        return splits[part.split](), part
+
+
+@contextmanager
+def _library_errors(name: str) -> Iterator[None]:
     try:
-        if not ((folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()):
-            return _open_tables(folder, split, options)
-        saved = datasets.load_from_disk(str(folder))
-        splits = {"train": saved}
-        if isinstance(saved, datasets.DatasetDict):
-            splits = {canonical_split(name): rows for name, rows in saved.items()}
-        part = choose_split(split, splits, options.holdout, str(folder))
-        return splits[part.split], part
+        yield
     except DataError:
         raise
-    except Exception as error:  # the library and its readers raise many kinds of errors
-        raise DataError(f"cannot read {folder} as a Hugging Face dataset ({_brief(error)})") from error
+    except Exception as error:  # no network, no such name, damaged files: the library raises many kinds of errors
+        reason = (one_line(error) or type(error).__name__)[:200]
+        if Path(name).expanduser().is_dir():
+            raise DataError(f"cannot read {name} as a Hugging Face dataset ({reason})") from error
+        raise SourceUnavailableError(f"cannot load hf:{name} ({reason})") from error
 
 
-def _open_tables(folder: Path, split: str, options: Options) -> tuple[Any, Part]:
-    """Open Parquet or Arrow files. Their names tell the splits; all are `train` if none does."""
-    import datasets
-
+def _tables(folder: Path) -> dict[str, list[Path]]:
+    """Return Parquet or Arrow files by the split that their names tell; all are `train` if none does."""
     splits: dict[str, list[Path]] = {}
-    others: list[Path] = []
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in TABLES and path.is_file()):
+    files = sorted(path for path in folder.rglob("*") if path.suffix in TABLES and path.is_file())
+    for path in files:
         words = set(re.split(r"[^a-z]+", path.relative_to(folder).as_posix().lower()))
         name = next((name for name, aliases in SPLITS.items() if words.intersection(aliases)), None)
-        (others if name is None else splits.setdefault(name, [])).append(path)
-    splits = splits or {"train": others}
-    part = choose_split(split, splits, options.holdout, str(folder))
-    kinds = {path.suffix[1:] for path in splits[part.split]}
-    if len(kinds) != 1:
-        raise DataError(f"{folder} mixes Parquet and Arrow files")
-    # Naming the builder and listing the files keeps scripts and settings in the folder out of it.
-    files = {"train": [str(path) for path in splits[part.split]]}
-    return datasets.load_dataset(kinds.pop(), data_files=files, split="train", streaming=True), part
-
-
-def _open_hub(name: str, split: str, options: Options) -> tuple[Any, Part]:
-    import datasets
-
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
-        raise DataError(f"{name!r} is neither a folder nor the name of a Hugging Face dataset (owner/name)")
-    try:
-        splits = {canonical_split(part): part for part in datasets.get_dataset_split_names(name, options.config)}
-        part = choose_split(split, splits, options.holdout, f"hf:{name}")
-        return datasets.load_dataset(name, options.config, split=splits[part.split]), part
-    except DataError:
-        raise
-    except Exception as error:  # no network, no such name, no permission: the library raises many kinds of errors
-        raise SourceUnavailableError(f"cannot load hf:{name} ({_brief(error)})") from error
+        if name is not None:
+            splits.setdefault(name, []).append(path)
+    return splits or {"train": files}
 
 
 def _column(features: Any, name: str | None, suits: Callable[[str, Any], bool], source: str, kind: str) -> str | None:
@@ -144,13 +145,6 @@ def _is_label(name: str, feature: Any) -> bool:
     return type(feature).__name__ == "ClassLabel" or name in LABELS
 
 
-def _grouped(rows: Any, group: str | None) -> Iterator[list[dict[str, Any]]]:
-    if group is None:
-        yield from ([row] for row in rows)
-    else:
-        yield from (list(run) for _, run in itertools.groupby(rows, key=lambda row: row[group]))
-
-
 def _content(cell: Any, local: bool) -> bytes | Path | None:
     content = cell.get("bytes") if isinstance(cell, dict) else cell
     if content is None and isinstance(cell, dict) and cell.get("path") and not local:
@@ -163,7 +157,3 @@ def _texts(cell: Any) -> list[Any]:
     if isinstance(cell, dict):
         cell = cell.get("raw")
     return list(cell) if isinstance(cell, list) else [] if cell is None else [cell]
-
-
-def _brief(error: Exception) -> str:
-    return (one_line(error) or type(error).__name__)[:200]
