@@ -43,8 +43,13 @@ def test_kappa_explains_itself_and_draws(capsys, images, tmp_path):
         capsys, "kappa", "--data", str(path), "--skips", "8", "--samples", "2000", "--figure", str(figure)
     )
     assert code == 0
-    recommended = estimate_kappa(pixels, num_skips=8, samples=2000).recommended
-    for words in (f"recommended {recommended:.2f}", "geometric middle", "Lemma 3.2", "the paper's choice for CIFAR-10"):
+    estimate = estimate_kappa(pixels, num_skips=8, samples=2000)
+    for words in (
+        f"recommended {estimate.recommended:.2f}",
+        estimate.reason,
+        "Lemma 3.2",
+        "the paper's choice for CIFAR-10",
+    ):
         assert words in " ".join(out.split())
     assert image.imread(figure).shape[2] == 4
 

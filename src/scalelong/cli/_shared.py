@@ -13,6 +13,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from scalelong.runs import Config, Request
+
 # Options that several commands take. Defaults stand in the signatures.
 PresetName = Annotated[str, typer.Argument(help="Name of a preset; `scalelong presets` lists them.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -64,6 +66,28 @@ def check_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
             raise invalid(f"--{name.replace('_', '-')}", "an integer >= 1", count)
+
+
+def sampling_request(
+    config: Config, *, sampler: str | None, steps: int | None, guidance: float | None, precision: str, **options: Any
+) -> Request:
+    """Complete the options of sampling with the defaults of a run, and check them before any work starts."""
+    from scalelong.diffusion import get_process
+    from scalelong.diffusion.samplers import get_sampler
+    from scalelong.runs.generate import Request, autocast_type
+
+    defaults = config.sample
+    request = Request(
+        sampler=sampler or defaults.sampler,
+        steps=steps if steps is not None or sampler is not None else defaults.steps,
+        guidance=defaults.guidance if guidance is None else guidance,
+        precision=precision,
+        **options,
+    )
+    method = get_sampler(request.sampler)
+    method.check(get_process(config.diffusion.process), method.evaluations(request.steps))
+    autocast_type(precision)
+    return request
 
 
 def console() -> Console:

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from scalelong.cli._shared import BatchSize, Device, Guidance, Precision, RunFolder, Sampler, SamplerSteps, check_counts
+from scalelong.cli._shared import (
+    BatchSize,
+    Device,
+    Guidance,
+    Precision,
+    RunFolder,
+    Sampler,
+    SamplerSteps,
+    check_counts,
+    sampling_request,
+)
 
 
 def sample(
@@ -44,26 +54,17 @@ def sample(
     from scalelong.data.images import save_grid
     from scalelong.files import atomic_file, check_target
     from scalelong.progress import track
-    from scalelong.runs.generate import Request, best_device, grid_columns
-    from scalelong.runs.run import load_run
+    from scalelong.runs import load_run
+    from scalelong.runs.generate import best_device, grid_columns
 
     check_counts(n=n, batch_size=batch_size)
     if out is not None:
         check_target(out, folder=out.suffix.lower() != ".png")
     trained = load_run(run)
-    defaults = trained.config.sample
-    request = Request(
-        n=n,
-        sampler=sampler or defaults.sampler,
-        steps=steps if steps is not None or sampler is not None else defaults.steps,
-        guidance=defaults.guidance if guidance is None else guidance,
-        seed=seed,
-        first=first,
-        batch_size=batch_size,
-        classes=classes or None,
-        prompts=prompts or None,
-        precision=precision,
-    )
+    request = sampling_request(
+        trained.config, sampler=sampler, steps=steps, guidance=guidance, precision=precision, n=n, seed=seed,
+        first=first, batch_size=batch_size, classes=classes or None, prompts=prompts or None,
+    )  # fmt: skip
     batches = trained.generate(request, trained.net.to(best_device(device)))
     images = np.concatenate(list(track(batches, "sampling", total=-(-n // batch_size))))
     target = out or trained.samples_path / f"sample-step{trained.step}-seed{seed}.png"
