@@ -128,7 +128,7 @@ def test_the_decay_of_cs_is_the_logarithm_of_its_kappa():
 
 
 def test_norms_are_measured_at_initialization_and_at_every_checkpoint(runs):
-    from scalelong.robustness.block_norms import block_norms
+    from scalelong.robustness import block_norms
     from scalelong.runs.run import Run, build_network
     from scalelong.training.examples import Examples
 

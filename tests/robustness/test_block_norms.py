@@ -1,12 +1,13 @@
-"""‖b_i∘a_i‖ of real networks (Fig. 11), against whole Jacobians of their blocks."""
+"""‖b_i∘a_i‖ of real networks (Fig. 11) against whole Jacobians of their blocks."""
 
 import pytest
 import torch
+from dense import dense_jacobian
 from diffusers import UNet2DConditionModel, UNet2DModel
 
-from scalelong import ConstantScaling, ScaleLongError, Site, UViT, apply
-from scalelong.robustness.block_norms import block_norms
-from scalelong.robustness.spectral import dense_jacobian, spectral_norm
+from scalelong import ConstantScaling, Site, UViT, apply
+from scalelong.errors import InvalidValueError, UnsupportedNetworkError
+from scalelong.robustness import block_norms, spectral_norm
 from scalelong.theory.lipschitz import measure_robustness
 from scalelong.theory.stacked import StackedUNet
 
@@ -37,47 +38,47 @@ def small_unet():
 
 
 @pytest.mark.parametrize("kappa", [None, 0.7])
-def test_on_eq_3_it_is_the_paper_s_norm_exactly(kappa):
+def test_on_eq_3_the_norms_are_the_papers(kappa):
     scaling = None if kappa is None else ConstantScaling(kappa)
     net, x = StackedUNet(16, 4, scaling=scaling).double(), torch.randn(16, dtype=torch.float64)
-    found = block_norms(net, x[None], **PRECISE)
-    assert found.norms == pytest.approx(measure_robustness(net, x).composed, rel=1e-4)
-    assert found.m0 == max(found.norms)
-    assert all(one.converged for one in found.details)
+    result = block_norms(net, x[None], **PRECISE)
+    assert result.norms == pytest.approx(measure_robustness(net, x).composed, rel=1e-4)
+    assert result.m0 == max(result.norms)
+    assert all(one.converged for one in result.details)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_on_u_vit_it_is_the_norm_of_the_blocks_own_jacobians(scaled):
+def test_on_u_vit_the_norms_are_those_of_the_blocks_jacobians(scaled):
     net = small_uvit(scaling=ConstantScaling(0.5) if scaled else None)
     x, t = torch.randn(1, 1, 4, 4, dtype=torch.float64), torch.tensor([300.0])
-    seen = {}
+    calls = {}
     hooks = [
-        block.register_forward_hook(lambda module, args, output, k=k: seen.__setitem__(k, (args, output)))
+        block.register_forward_hook(lambda module, args, output, k=k: calls.__setitem__(k, (args, output)))
         for k, block in {f"in{k}": b for k, b in enumerate(net.in_blocks)}.items()
     ] + [
-        block.register_forward_hook(lambda module, args, output, k=k: seen.__setitem__(k, (args, output)))
+        block.register_forward_hook(lambda module, args, output, k=k: calls.__setitem__(k, (args, output)))
         for k, block in {f"out{k}": b for k, b in enumerate(net.out_blocks)}.items()
     ]
     net(x, t)
     for hook in hooks:
         hook.remove()
-    found = block_norms(net, x, t, **PRECISE)
+    result = block_norms(net, x, t, **PRECISE)
     i = 2  # skip 2 of 3: in_blocks.1 and out_blocks.1; its b ends where the backbone reaches out_blocks.2
-    (into,), _ = seen["in1"]
-    (hidden, skip), _ = seen["out1"]  # the skip as out_blocks.1 gets it, after κ
+    (source,), _ = calls["in1"]
+    (hidden, skip), _ = calls["out1"]  # the skip as out_blocks.1 gets it, after κ
     block = type(net.out_blocks[1]).forward  # the block itself, without the scaling's hook
-    J_a = dense_jacobian(net.in_blocks[1], into.detach())
+    J_a = dense_jacobian(net.in_blocks[1], source.detach())
     J_b = dense_jacobian(lambda s: block(net.out_blocks[1], hidden.detach(), s), skip.detach())
-    assert found.norms[i - 1] == pytest.approx(norm(J_b @ J_a), rel=1e-4)
+    assert result.norms[i - 1] == pytest.approx(norm(J_b @ J_a), rel=1e-4)
 
 
-def test_on_a_diffusers_unet_it_is_the_norm_of_whole_jacobians():
+def test_on_a_diffusers_unet_the_norms_are_those_of_whole_jacobians():
     net = small_unet().double()
     x, t = torch.randn(1, 1, 8, 8, dtype=torch.float64), torch.tensor([300])
-    found = block_norms(net, x, t, **PRECISE)
-    assert len(found.norms) == 4
+    result = block_norms(net, x, t, **PRECISE)
+    assert len(result.norms) == 4
 
-    # i = 1 the long way: a_1 is conv_in; b_1 is what the output does when the last skip alone is replaced
+    # i = 1 by replacement: a_1 is conv_in; b_1 maps the last skip alone to the output
     skip = net.conv_in(x).detach()
 
     def output_of(replaced):
@@ -91,47 +92,46 @@ def test_on_a_diffusers_unet_it_is_the_norm_of_whole_jacobians():
         finally:
             handle.remove()
 
-    assert torch.allclose(output_of(skip), net(x, t).sample)  # the hook replaces what it should
+    assert torch.allclose(output_of(skip), net(x, t).sample)  # the hook replaces the right tensor
     J = dense_jacobian(output_of, skip) @ dense_jacobian(net.conv_in, x)
-    assert found.norms[0] == pytest.approx(norm(J), rel=1e-4)
+    assert result.norms[0] == pytest.approx(norm(J), rel=1e-4)
 
 
-def test_scaling_does_not_enter_the_norm_of_a_unet_s_blocks_at_the_same_activations():
-    """κ_1 = 1 under CS, so b_1∘a_1 changes only through the backbone; with κ = 1 everywhere nothing changes."""
+def test_scaling_by_one_does_not_change_the_norms():
     net, x, t = small_unet(), torch.randn(1, 1, 8, 8), torch.tensor([300])
     before = block_norms(net, x, t)
     apply(net, ConstantScaling(1.0))
     assert block_norms(net, x, t).norms == pytest.approx(before.norms, rel=1e-4)
 
 
-def test_a_conditional_unet_takes_its_other_arguments():
+def test_other_arguments_reach_a_conditional_unet():
     net = UNet2DConditionModel(
         sample_size=8, in_channels=2, out_channels=2, layers_per_block=1, block_out_channels=(8, 8), norm_num_groups=4,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         cross_attention_dim=8, attention_head_dim=2,
     ).eval()  # fmt: skip
     context = torch.randn(1, 3, 8)
-    found = block_norms(net, torch.randn(1, 2, 8, 8), torch.tensor([10]), encoder_hidden_states=context, iterations=5)
-    assert len(found.norms) == 4
-    assert all(value > 0 for value in found.norms)
+    result = block_norms(net, torch.randn(1, 2, 8, 8), torch.tensor([10]), encoder_hidden_states=context, iterations=5)
+    assert len(result.norms) == 4
+    assert all(value > 0 for value in result.norms)
 
 
-def test_over_a_batch_it_is_the_largest_of_its_samples():
+def test_the_norm_over_a_batch_is_the_largest_of_its_samples():
     net, x = StackedUNet(8, 2).double(), torch.randn(3, 8, dtype=torch.float64)
     each = [block_norms(net, x[k : k + 1], **PRECISE).norms for k in range(3)]
     expected = [max(norms) for norms in zip(*each, strict=True)]
     assert block_norms(net, x, **PRECISE).norms == pytest.approx(expected, rel=1e-4)
 
 
-def test_callables_are_composed_by_hand():
+def test_spectral_norm_of_a_composition_of_callables():
     """‖b∘a‖ of two functions is the norm of their composition."""
     A, B = torch.randn(5, 4, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
     x = torch.randn(4, dtype=torch.float64)
-    found = spectral_norm(lambda v: B @ (A @ v), x, **PRECISE)
-    assert found.value == pytest.approx(norm(B @ A), rel=1e-6)
+    result = spectral_norm(lambda v: B @ (A @ v), x, **PRECISE)
+    assert result.value == pytest.approx(norm(B @ A), rel=1e-6)
 
 
-def test_the_network_is_left_as_it_was():
+def test_measuring_does_not_change_the_network():
     net, x, t = small_unet(), torch.randn(1, 1, 8, 8), torch.tensor([300])
     before = net(x, t).sample
     block_norms(net, x, t, iterations=2)
@@ -140,12 +140,12 @@ def test_the_network_is_left_as_it_was():
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-def test_what_cannot_be_measured_is_named():
+def test_unsupported_examples_and_sites_raise():
     net = StackedUNet(8, 2)
-    with pytest.raises(ScaleLongError, match="x_t"):
+    with pytest.raises(InvalidValueError, match="x_t"):
         block_norms(net)
-    with pytest.raises(ScaleLongError, match="x_t"):
+    with pytest.raises(InvalidValueError, match="x_t"):
         block_norms(net, torch.zeros(1, 8, dtype=torch.long))
     trailing = [Site("0", 0, channels=4, trailing=True)]
-    with pytest.raises(ScaleLongError, match="concatenated already"):
+    with pytest.raises(UnsupportedNetworkError, match="spectral_norm"):
         block_norms(torch.nn.Sequential(torch.nn.Linear(8, 8)), torch.zeros(1, 8), sites=trailing)

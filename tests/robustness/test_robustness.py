@@ -1,4 +1,4 @@
-"""Robustness: changes under extra noise against closed forms of linear networks, Lipschitz constants against SVD."""
+"""Sensitivity to extra noise against closed forms of linear networks; Lipschitz constants against the SVD."""
 
 import json
 import math
@@ -11,8 +11,7 @@ from scalelong import ConstantScaling, LearnableScaling, ScaleLongError, Stacked
 from scalelong.experiments.robustness import FILE, Perturbed, measure_run_robustness
 from scalelong.process import get_process
 from scalelong.report.figures import draw_robustness
-from scalelong.robustness.local_lipschitz import local_lipschitz
-from scalelong.robustness.sensitivity import measure_sensitivity
+from scalelong.robustness import local_lipschitz, measure_sensitivity
 from scalelong.theory.bounds import robustness as bound_of
 from scalelong.theory.lipschitz import measure_robustness
 
@@ -37,8 +36,8 @@ def data(n=64, side=4, seed=1):
 # ---------------------------------------------------------------------------------------- extra noise
 
 
-def test_a_linear_network_passes_noise_on_by_its_frobenius_norm():
-    """E‖Aδ‖²/m = σ²‖A‖_F²/m, and the loss grows by just that: δ is independent of everything else."""
+def test_a_linear_network_amplifies_noise_by_its_frobenius_norm():
+    """E‖Aδ‖²/m = σ²‖A‖_F²/m, and the loss grows by the same amount, because δ is independent of everything else."""
     A = matrix(16)
     rows = measure_sensitivity(linear(A), VP, *data(512), variances=(0.0, 0.1, 0.4), edges=EDGES, draws=8)
     share = float(A.square().sum()) / 16
@@ -51,15 +50,15 @@ def test_a_linear_network_passes_noise_on_by_its_frobenius_norm():
         assert grown == pytest.approx(row.variance * share, rel=0.15)
 
 
-def test_the_same_directions_serve_every_variance():
-    """For a linear network the change is then exactly in proportion."""
+def test_every_variance_uses_the_same_directions():
+    """The change of a linear network is then exactly proportional to the variance."""
     rows = measure_sensitivity(linear(matrix(16)), VP, *data(), variances=(0.1, 0.4), edges=EDGES, draws=2)
     assert rows[1].overall.change == pytest.approx(4 * rows[0].overall.change, rel=1e-4)
     assert rows[1].overall.gain == pytest.approx(rows[0].overall.gain, rel=1e-4)
 
 
-def test_timesteps_are_told_apart():
-    """A network that listens only at late times moves only there."""
+def test_results_are_separated_by_timestep():
+    """A network that uses its input only at late times changes only there."""
     late = lambda x, t, **kw: torch.where((t >= 500).view(-1, 1, 1, 1), 2 * x, torch.zeros_like(x))
     (row,) = measure_sensitivity(late, VP, *data(), variances=(0.2,), edges=EDGES)
     early, later = row.by_time
@@ -78,20 +77,20 @@ def test_without_noise_the_loss_is_the_training_loss():
 
 
 def test_a_bin_without_samples_is_none_and_conditions_are_passed():
-    seen = []
-    net = lambda x, t, y: seen.append(y) or x
+    labels = []
+    net = lambda x, t, y: labels.append(y) or x
     x_0, t, eps = data(8)
     rows = measure_sensitivity(net, VP, x_0, t * 0.4, eps, {"y": torch.arange(8)}, variances=(0.1,), edges=EDGES,
                                batch_size=3)  # fmt: skip
     assert rows[0].by_time[1] is None
-    assert torch.cat(seen[:1]).tolist() == [0, 1, 2]
+    assert torch.cat(labels[:1]).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("options", "named"), [({"variances": (-1.0,)}, "-1"), ({"variances": (0.1,), "draws": 0}, "draws")]
+    ("options", "message"), [({"variances": (-1.0,)}, "-1"), ({"variances": (0.1,), "draws": 0}, "draws")]
 )
-def test_impossible_noise_is_refused(options, named):
-    with pytest.raises(ScaleLongError, match=named):
+def test_invalid_noise_settings_raise(options, message):
+    with pytest.raises(ScaleLongError, match=message):
         measure_sensitivity(linear(matrix(16)), VP, *data(), edges=EDGES, **options)
 
 
@@ -124,7 +123,7 @@ class Plain(nn.Module):
         return x @ self.A.T
 
 
-def test_a_linear_network_s_constant_is_its_largest_singular_value():
+def test_a_linear_networks_constant_is_its_largest_singular_value():
     A = matrix(12)
     found = local_lipschitz(Plain(A), torch.randn(3, 12), None, iterations=500, tolerance=1e-7)
     assert found.network == pytest.approx(float(torch.linalg.matrix_norm(A, 2)), rel=1e-3)
@@ -136,7 +135,7 @@ def test_a_linear_network_s_constant_is_its_largest_singular_value():
 
 @pytest.mark.parametrize("scaling", [None, ConstantScaling(0.6), UniformScaling()])
 @pytest.mark.parametrize("skips", [1, 3])
-def test_on_the_network_of_eq_3_it_is_theorem_3_4_itself(scaling, skips):
+def test_on_the_network_of_eq_3_the_bound_is_theorem_3_4(scaling, skips):
     torch.manual_seed(0)
     net = StackedUNet(10, skips, 2, scaling=scaling)
     x = torch.randn(10)
@@ -151,7 +150,7 @@ def test_on_the_network_of_eq_3_it_is_theorem_3_4_itself(scaling, skips):
     assert found.exceeded == (exact.network > math.exp(exact.log_paper))
 
 
-def test_learned_coefficients_count_with_their_largest_unit():
+def test_learned_coefficients_are_the_largest_of_each_skips_units():
     from loops import small_uvit
 
     net = small_uvit(LearnableScaling()).eval()
@@ -163,7 +162,7 @@ def test_learned_coefficients_count_with_their_largest_unit():
     assert found.log10_bound is not None
 
 
-def test_a_real_network_moves_no_further_than_its_constant():
+def test_a_real_network_amplifies_no_perturbation_by_more_than_its_constant():
     from loops import small_uvit
 
     net = small_uvit().eval()

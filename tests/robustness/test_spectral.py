@@ -1,25 +1,26 @@
-"""Power iteration on Jacobian–vector products, against whole Jacobians and their singular values."""
+"""Power iteration on Jacobian–vector products against the singular values of whole Jacobians."""
 
 import math
 
 import pytest
 import torch
+from dense import dense_jacobian
 from torch import nn
 
-from scalelong import ScaleLongError
-from scalelong.robustness.spectral import dense_jacobian, power_iteration, spectral_norm
+from scalelong.errors import InvalidValueError
+from scalelong.robustness.lipschitz import power_iteration, spectral_norm
 from scalelong.theory.stacked import StackedUNet
 
 
 def test_the_norm_of_a_matrix_is_its_largest_singular_value():
     matrix = torch.randn(30, 20, dtype=torch.float64)
-    found = spectral_norm(lambda x: matrix @ x, torch.zeros(20, dtype=torch.float64), 2000, 1e-12)
-    assert found.converged
-    assert found.value == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-6)
+    result = spectral_norm(lambda x: matrix @ x, torch.zeros(20, dtype=torch.float64), 2000, 1e-12)
+    assert result.converged
+    assert result.value == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-6)
 
 
 @pytest.mark.parametrize("network", ["convolution", "stacked", "attention"])
-def test_the_norm_of_a_network_is_that_of_its_whole_jacobian(network):
+def test_the_norm_of_a_network_equals_that_of_its_whole_jacobian(network):
     torch.manual_seed(0)
     if network == "convolution":
         net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 3, 3, stride=2))
@@ -32,11 +33,11 @@ def test_the_norm_of_a_network_is_that_of_its_whole_jacobian(network):
     net, x = net.double().requires_grad_(False), x.double()
     whole = dense_jacobian(net, x)
     assert whole.shape == (net(x).numel(), x.numel())
-    found = spectral_norm(net, x, iterations=5000, tolerance=1e-12)
-    assert found.value == pytest.approx(float(torch.linalg.matrix_norm(whole, 2)), rel=1e-5)
+    result = spectral_norm(net, x, iterations=5000, tolerance=1e-12)
+    assert result.value == pytest.approx(float(torch.linalg.matrix_norm(whole, 2)), rel=1e-5)
 
 
-def test_few_iterations_come_from_below_and_say_that_they_have_not_converged():
+def test_few_iterations_give_a_lower_bound_and_do_not_claim_convergence():
     matrix = torch.randn(50, 50, dtype=torch.float64)
     true = float(torch.linalg.matrix_norm(matrix, 2))
     values = [spectral_norm(lambda x: matrix @ x, torch.zeros(50, dtype=torch.float64), k, 0.0) for k in (1, 3, 10)]
@@ -44,7 +45,7 @@ def test_few_iterations_come_from_below_and_say_that_they_have_not_converged():
     assert values[0].value < values[1].value < values[2].value <= true
 
 
-def test_the_largest_stretch_of_a_small_step_does_not_exceed_the_norm():
+def test_no_small_step_is_amplified_by_more_than_the_norm():
     net = StackedUNet(16, 2).double().requires_grad_(False)
     x = torch.randn(1, 16, dtype=torch.float64)
     norm = spectral_norm(net, x, 5000, 1e-12).value
@@ -55,16 +56,16 @@ def test_the_largest_stretch_of_a_small_step_does_not_exceed_the_norm():
 
 
 def test_a_constant_function_has_norm_zero():
-    found = spectral_norm(lambda x: x * 0, torch.randn(4))
-    assert (found.value, found.converged) == (0.0, True)
+    result = spectral_norm(lambda x: x * 0, torch.randn(4))
+    assert (result.value, result.converged) == (0.0, True)
 
 
-def test_a_function_that_breaks_is_reported_not_looped_over():
-    found = power_iteration(lambda v: v * math.nan, lambda u: u, torch.ones(3))
-    assert not found.converged
-    assert math.isnan(found.value)
+def test_power_iteration_stops_at_nan():
+    result = power_iteration(lambda v: v * math.nan, lambda u: u, torch.ones(3))
+    assert not result.converged
+    assert math.isnan(result.value)
 
 
-def test_no_iterations_are_refused():
-    with pytest.raises(ScaleLongError, match="iterations is 0"):
+def test_zero_iterations_raise():
+    with pytest.raises(InvalidValueError, match="iterations.*0"):
         spectral_norm(lambda x: x, torch.ones(3), iterations=0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from scalelong import ConstantScaling, ExplicitScaling, NoScaling, ScaleLongError, UniformScaling, apply, remove
+from scalelong.errors import InvalidValueError
 from scalelong.theory.stacked import StackedUNet
 
 
@@ -133,5 +134,5 @@ def test_invalid_arguments_raise(arguments, message):
 
 
 def test_an_input_of_another_width_raises():
-    with pytest.raises(ScaleLongError, match="8"):
+    with pytest.raises(InvalidValueError, match=r"8.*\(3, 9\)"):
         StackedUNet(8, 2)(torch.randn(3, 9))

@@ -21,8 +21,7 @@ from scalelong.errors import ScaleLongError, invalid
 from scalelong.files import write_text
 from scalelong.process import get_process
 from scalelong.progress import track
-from scalelong.robustness.local_lipschitz import LocalLipschitz, local_lipschitz
-from scalelong.robustness.sensitivity import Sensitivity, measure_sensitivity
+from scalelong.robustness import LocalLipschitz, Sensitivity, local_lipschitz, measure_sensitivity
 from scalelong.runs.generate import Request
 from scalelong.training.examples import Batch, Examples
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from scalelong.experiments.statistics import paired_ratio
 from scalelong.paper.drawing import EXTRA, GRAY, color, log_scale
@@ -76,7 +75,9 @@ def learned_kappas(folder: Path) -> list[float]:
 
 def decay(kappas: Sequence[float]) -> float:
     """Return the least-squares slope of log κ_i over i; CS has log κ."""
-    return float(np.polyfit(np.arange(1, len(kappas) + 1), np.log(kappas), 1)[0])
+    from scalelong.theory.fits import fit_line
+
+    return fit_line(range(1, len(kappas) + 1), [math.log(kappa) for kappa in kappas]).slope
 
 
 def share_inside(kappas: Sequence[float]) -> float:
@@ -149,7 +150,7 @@ def norms_in_training(folder: Path) -> dict[int, list[float]]:
     from safetensors.torch import load_file
 
     from scalelong.process import get_process
-    from scalelong.robustness.block_norms import block_norms
+    from scalelong.robustness import block_norms
     from scalelong.runs.run import Run, build_network
     from scalelong.training.examples import Examples
 

@@ -1,26 +1,26 @@
-"""How far a denoiser's prediction and loss move when extra Gaussian noise is at its input (the paper's Fig. 3c)."""
+"""How far a denoiser's prediction and loss move under extra Gaussian noise at its input (the paper's Fig. 3c)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from scalelong.diffusion.network import Conditions, Network, predict_noise
-from scalelong.errors import ScaleLongError
+from scalelong.errors import invalid
 from scalelong.process import Process
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Means over samples. With x'_t = x_t + δ, δ ~ N(0, σ_δ²·I), and ε the noise that x_t was made with:
+    """Means over samples, for x'_t = x_t + δ with δ ~ N(0, σ_δ²·I); ε is the noise in x_t.
 
-    change      E‖ε̂(x'_t) − ε̂(x_t)‖²/m, on the loss's own scale
-    gain        √(E‖ε̂(x'_t) − ε̂(x_t)‖²/E‖δ‖²): how much of the extra noise comes through; NaN for σ_δ = 0
-    loss        E‖ε − ε̂(x'_t)‖²/m
+    change: E‖ε̂(x'_t) − ε̂(x_t)‖²/m, on the scale of the loss.
+    gain: √(E‖ε̂(x'_t) − ε̂(x_t)‖²/E‖δ‖²), the amplification of the extra noise; NaN for σ_δ = 0.
+    loss: E‖ε − ε̂(x'_t)‖²/m.
     """
 
     change: float
@@ -31,7 +31,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """One σ_δ²: over all timesteps, and bin by bin (None for a bin without samples)."""
+    """Results for one σ_δ²: over all timesteps, and per timestep bin (None for a bin without samples)."""
 
     variance: float
     overall: Moved
@@ -52,57 +52,55 @@ def measure_sensitivity(
     seed: int = 0,
     batch_size: int = 64,
 ) -> list[Sensitivity]:
-    """Hold predictions at x_t + δ against those at x_t, with the same directions of δ for every σ_δ².
+    """Compare predictions at x_t + δ with those at x_t, with the same directions of δ for every σ_δ².
 
-    x_0, eps: (B, …); t: (B,) in the process's own time; edges: of the timestep bins; draws: δ's for each sample.
+    Args:
+        x_0, eps: images and noise, (B, …).
+        t: times in the process's own unit, (B,).
+        conditions: keyword arguments of the network, one row per sample.
+        variances: values of σ_δ².
+        edges: edges of the timestep bins, increasing.
+        draws: number of δ per sample.
     """
     for variance in variances:
         if not (variance >= 0 and math.isfinite(variance)):
-            raise ScaleLongError(f"a variance of extra noise is a number from 0 up, not {variance}")
+            raise invalid("a variance of extra noise", "a finite number >= 0", variance)
     if draws < 1:
-        raise ScaleLongError(f"draws is at least 1, not {draws}")
-    moved, losses, sizes = (torch.zeros(len(variances), len(x_0), dtype=torch.float64) for _ in range(3))
+        raise invalid("draws", "an integer >= 1", draws)
+    if not len(x_0):
+        raise invalid("x_0", "at least one sample", tuple(x_0.shape))
+    changes, losses, sizes = (torch.zeros(len(variances), len(x_0), dtype=torch.float64) for _ in range(3))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for part in _parts(len(x_0), batch_size):
-            given = {name: value[part] for name, value in (conditions or {}).items()}
+        for start in range(0, len(x_0), batch_size):
+            part = slice(start, start + batch_size)
+            batch = {name: value[part] for name, value in (conditions or {}).items()}
             x_t, target = process.add_noise(x_0[part], eps[part], t[part]), eps[part]
-            still = predict_noise(net, process, x_t, t[part], given)
+            clean = predict_noise(net, process, x_t, t[part], batch)
             for _ in range(draws):
                 direction = torch.randn(x_t.shape, generator=generator).to(x_t)
                 for k, variance in enumerate(variances):
                     delta = math.sqrt(variance) * direction
-                    shaken = predict_noise(net, process, x_t + delta, t[part], given) if variance else still
-                    moved[k, part] += _mean_square(shaken - still) / draws
-                    losses[k, part] += _mean_square(target - shaken) / draws
+                    perturbed = predict_noise(net, process, x_t + delta, t[part], batch) if variance else clean
+                    changes[k, part] += _mean_square(perturbed - clean) / draws
+                    losses[k, part] += _mean_square(target - perturbed) / draws
                     sizes[k, part] += _mean_square(delta) / draws
     inner = torch.tensor(list(edges[1:-1]), dtype=torch.float64)
-    which = torch.bucketize(t.double().cpu(), inner, right=True)
-    return [
-        Sensitivity(
-            float(variance),
-            _moved(moved[k], losses[k], sizes[k], torch.ones_like(which, dtype=torch.bool)) or _nothing(),
-            tuple(_moved(moved[k], losses[k], sizes[k], which == b) for b in range(len(edges) - 1)),
-        )
-        for k, variance in enumerate(variances)
-    ]
+    bins = torch.bucketize(t.double().cpu(), inner, right=True)
+    results = []
+    for variance, change, loss, size in zip(variances, changes, losses, sizes, strict=True):
+        overall = _means(change, loss, size)
+        masks = [bins == b for b in range(len(edges) - 1)]
+        by_time = tuple(_means(change[m], loss[m], size[m]) if m.any() else None for m in masks)
+        results.append(Sensitivity(float(variance), overall, by_time))
+    return results
 
 
-def _moved(moved: Tensor, losses: Tensor, sizes: Tensor, here: Tensor) -> Moved | None:
-    if not here.any():
-        return None
-    change, size = float(moved[here].mean()), float(sizes[here].mean())
+def _means(changes: Tensor, losses: Tensor, sizes: Tensor) -> Moved:
+    change, size = float(changes.mean()), float(sizes.mean())
     gain = math.sqrt(change / size) if size else math.nan
-    return Moved(change, gain, float(losses[here].mean()), int(here.sum()))
-
-
-def _nothing() -> Moved:
-    raise ScaleLongError("there are no samples to measure on")
+    return Moved(change, gain, float(losses.mean()), len(changes))
 
 
 def _mean_square(x: Tensor) -> Tensor:
     return x.double().square().flatten(1).mean(1).cpu()
-
-
-def _parts(count: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(count, start + size)) for start in range(0, count, size))

@@ -1,4 +1,4 @@
-"""The network of the paper's Eq. 3: matrices and ReLU in the shape of a U-Net, for the theory."""
+"""The network of the paper's Eq. 3: matrices and ReLU in the shape of a U-Net."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
-from scalelong.errors import ScaleLongError, unknown
+from scalelong.errors import invalid, unknown
 from scalelong.scaling import Scaling
 from scalelong.skips import Site, apply, scale_skip
 
@@ -17,30 +18,23 @@ INITS = ("kaiming", "norm-preserving")
 
 @dataclass(frozen=True)
 class StackedFeatures:
-    """Everything that one forward pass of Eq. 3 computes, indexed as in the paper."""
+    """The features of one forward pass of Eq. 3, indexed as in the paper, (B, m) each.
+
+    skips: s_1 … s_N with s_i = a_i∘s_{i-1} and s_0 = x; skips[i - 1] is s_i, before κ_i.
+    hidden: h_0 … h_N with h_i = f_i(s_i), the paper's hidden features; hidden[0] is the output.
+    """
 
     skips: tuple[Tensor, ...]
-    """s_1 … s_N: s_i = a_i∘s_{i-1} with s_0 = x; skips[i - 1] is s_i, before κ_i.  (B, m) each"""
     hidden: tuple[Tensor, ...]
-    """h_0 … h_N: h_i = f_i(s_i), the paper's hidden feature; hidden[0] is the output.  (B, m) each"""
-
-
-class Matrix(nn.Linear):
-    """A matrix that StackedUNet draws from its own seed; nn.Linear's initialisation would use the global one."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width, width, bias=False)
-
-    def reset_parameters(self) -> None:
-        pass
 
 
 class Stack(nn.Module):
-    """a∘x = W_l φ(W_{l-1} … φ(W_1 x)) with ReLU φ, and none after the last matrix (Eq. 17)."""
+    """a∘x = W_l φ(W_{l-1} … φ(W_1 x)) with ReLU φ, without ReLU after the last matrix (Eq. 17)."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
-        self.matrices = nn.ModuleList(Matrix(width) for _ in range(depth))
+        # StackedUNet initializes the matrices from its own seed.
+        self.matrices = nn.ModuleList(skip_init(nn.Linear, width, width, bias=False) for _ in range(depth))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, m) -> (B, m)
         *inner, last = self.matrices
@@ -50,7 +44,7 @@ class Stack(nn.Module):
 
 
 class DecoderStack(Stack):
-    """b∘[skip + x]; κ acts on `skip` before it comes in."""
+    """b∘[skip + x], with κ already applied to `skip`."""
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:  # type: ignore[override]  # (B, m), (B, m) -> (B, m)
         return super().forward(skip + x)
@@ -59,17 +53,17 @@ class DecoderStack(Stack):
 class StackedUNet(nn.Module):
     """UNet(x) = f_0(x), f_i(x) = b_{i+1}∘[κ_{i+1}·a_{i+1}∘x + f_{i+1}(a_{i+1}∘x)], f_N the middle block (Eq. 3).
 
-    `encoders[i - 1]` is a_i and `decoders[i - 1]` is b_i, so skip index i reads the same everywhere.
+    `encoders[i - 1]` is a_i and `decoders[i - 1]` is b_i.
 
     Args:
-        width: m, the dimension of input, output and every hidden feature.
+        width: m, the dimension of the input, the output and every hidden feature.
         num_skips: N, the number of long skips.
         block_depth: l, the number of matrices in each a_i, b_i and f_N.
-        scaling: what κ_1 … κ_N are; None is the unscaled network.
-        init: "kaiming" draws every entry from N(0, 2/m), as Theorem 3.1 states. Each block then doubles the
-            squared norm, because no ReLU follows its last matrix. "norm-preserving" draws the last matrix of
-            each block from N(0, 1/m), which keeps it. Both use the same normal numbers for the same seed.
-        seed: of the initialisation; the global random state is not touched.
+        scaling: κ_1 … κ_N; None builds the unscaled network.
+        init: "kaiming" draws every entry from N(0, 2/m), as in Theorem 3.1. Each block then doubles the squared norm,
+            because no ReLU follows its last matrix. "norm-preserving" draws the last matrix of each block from
+            N(0, 1/m), which preserves the norm. Both use the same normal numbers for the same seed.
+        seed: seed of the initialization. The global random state is not used.
     """
 
     def __init__(
@@ -84,7 +78,7 @@ class StackedUNet(nn.Module):
         super().__init__()
         for name, value in (("width", width), ("num_skips", num_skips), ("block_depth", block_depth)):
             if not isinstance(value, int) or value < 1:
-                raise ScaleLongError(f"{name} is {value!r}; it must be an integer of at least 1")
+                raise invalid(name, "an integer >= 1", value)
         if init not in INITS:
             raise unknown("init", init, INITS)
         self.width, self.num_skips, self.block_depth = width, num_skips, block_depth
@@ -100,11 +94,10 @@ class StackedUNet(nn.Module):
             apply(self, scaling)
 
     def reset_parameters(self) -> None:
-        """Draw every matrix anew from `seed`."""
+        """Draw every matrix from `seed`."""
         generator = torch.Generator().manual_seed(self.seed)
         for block in self.blocks:
             for matrix in block.matrices:
-                assert isinstance(matrix, Matrix)
                 last = matrix is block.matrices[-1]
                 variance = (1.0 if last and self.init == "norm-preserving" else 2.0) / self.width
                 nn.init.normal_(matrix.weight, std=math.sqrt(variance), generator=generator)
@@ -115,9 +108,9 @@ class StackedUNet(nn.Module):
         return [*self.encoders, self.middle, *self.decoders]
 
     def features(self, x: Tensor) -> StackedFeatures:
-        """Run the network and keep s_1 … s_N and h_0 … h_N."""
+        """Run the network and return s_1 … s_N and h_0 … h_N."""
         if x.shape[-1:] != (self.width,):
-            raise ScaleLongError(f"the input's last dimension is {tuple(x.shape)[-1:]}, not the width {self.width}")
+            raise invalid("the shape of x", f"(…, {self.width})", tuple(x.shape))
         skips: list[Tensor] = []
         for encoder in self.encoders:
             x = encoder(x)  # s_i = a_i∘s_{i-1}

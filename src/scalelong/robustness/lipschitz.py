@@ -1,0 +1,320 @@
+"""Lipschitz constants of real networks: ‖∂net/∂x_t‖₂, ‖b_i∘a_i‖ (the paper's Fig. 11) and Theorem 3.4's bound.
+
+In Eq. 3, a_i maps long skip i − 1 to long skip i (a_1 maps the network's input), and b_i maps the join of skip i to the
+join of skip i − 1 (b_1 maps to the output). Real networks join by concatenation, so b_i∘a_i is linearized at an input:
+the Jacobian of b_i with respect to the incoming skip, after κ_i, times the Jacobian of a_i. For the network of Eq. 3
+this is the paper's b_i∘a_i itself. All norms come from power iteration; no Jacobian is formed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from scalelong._modules import first_tensor
+from scalelong.errors import ScaleLongError, UnsupportedNetworkError, invalid
+from scalelong.monitor.points import unwrapped
+from scalelong.skips import Site, find_sites, scaling_of
+from scalelong.skips.application import sites_of
+from scalelong.skips.hooks import attach
+from scalelong.skips.sites import ROOT
+from scalelong.theory.bounds import log_or_minus_inf, log_robustness
+
+Linear = Callable[[Tensor], Tensor]
+
+# Every pass uses SDPBackend.MATH: the fused attention kernels have no second derivative.
+
+# ------------------------------------------------------------------------------------ power iteration
+
+
+@dataclass(frozen=True)
+class SpectralNorm:
+    """A largest singular value. Power iteration converges from below: the true norm is at least `value`."""
+
+    value: float
+    iterations: int
+    converged: bool
+
+
+class Jacobian:
+    """∂target/∂source of two tensors in one graph, as the products Jv and Jᵀu.
+
+    Jᵀu is a gradient. It is linear in u, so its gradient with respect to u gives Jv. Double backward works wherever a
+    second derivative exists and runs the function only once.
+    """
+
+    def __init__(self, target: Tensor, source: Tensor) -> None:
+        self.target, self.source = target, source
+        self._u = torch.zeros_like(target, requires_grad=True)
+        self._pulled: Tensor | None = None  # Jᵀu as a function of u; None if the target does not depend on the source
+        if target.requires_grad:
+            (self._pulled,) = torch.autograd.grad(target, source, self._u, create_graph=True, allow_unused=True)
+
+    def transposed_times(self, u: Tensor) -> Tensor:
+        if self._pulled is None:
+            return torch.zeros_like(self.source)
+        (pulled,) = torch.autograd.grad(self.target, self.source, u, retain_graph=True)
+        return pulled
+
+    def times(self, v: Tensor) -> Tensor:
+        pushed = None
+        if self._pulled is not None and self._pulled.requires_grad:
+            (pushed,) = torch.autograd.grad(self._pulled, self._u, v, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(self.target) if pushed is None else pushed
+
+
+def power_iteration(
+    multiply: Linear, transpose: Linear, start: Tensor, iterations: int = 200, tolerance: float = 1e-5
+) -> SpectralNorm:
+    """‖A‖₂ from v ↦ Av and u ↦ Aᵀu, from `start` until the relative change of ‖Av‖ is at most `tolerance`."""
+    if iterations < 1:
+        raise invalid("iterations", "an integer >= 1", iterations)
+    v = start / start.norm()
+    value = 0.0
+    for done in range(1, iterations + 1):
+        u = multiply(v)
+        before, value = value, float(u.norm())
+        if value == 0.0 or not torch.isfinite(u).all():
+            return SpectralNorm(value, done, converged=value == 0.0)
+        if abs(value - before) <= tolerance * value:
+            return SpectralNorm(value, done, converged=True)
+        v = transpose(u)
+        length = v.norm()
+        if length == 0:
+            return SpectralNorm(value, done, converged=True)
+        v = v / length
+    return SpectralNorm(value, iterations, converged=False)
+
+
+def spectral_norm(
+    function: Linear, x: Tensor, iterations: int = 200, tolerance: float = 1e-5, seed: int = 0
+) -> SpectralNorm:
+    """‖∂function/∂x‖₂ at `x`, for a function of one tensor of any shape; pass `lambda v: b(a(v))` for ‖b∘a‖."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        source = x.detach().clone().requires_grad_()
+        return _norm([Jacobian(function(source), source)], iterations, tolerance, seed)
+
+
+def _norm(chain: list[Jacobian], iterations: int, tolerance: float, seed: int) -> SpectralNorm:
+    """‖J_k … J_1‖₂ of a chain of Jacobians, the innermost first."""
+
+    def multiply(v: Tensor) -> Tensor:
+        for jacobian in chain:
+            v = jacobian.times(v)
+        return v
+
+    def transpose(u: Tensor) -> Tensor:
+        for jacobian in reversed(chain):
+            u = jacobian.transposed_times(u)
+        return u
+
+    source = chain[0].source
+    start = torch.randn(source.shape, generator=torch.Generator().manual_seed(seed)).to(source)
+    return power_iteration(multiply, transpose, start, iterations, tolerance)
+
+
+# ------------------------------------------------------------------------------- one pass through a network
+
+
+@dataclass
+class _Join:
+    """The tensors of one join. `probe` is a zero added to κ_i·s_i: its gradient is the decoder's alone."""
+
+    skip: Tensor | None = None  # s_i, the encoder's output
+    probe: Tensor | None = None
+    backbone: Tensor | None = None  # the tensor that the skip joins: the output of b_{i+1}
+
+
+class _Pass(NamedTuple):
+    """A forward pass with the tensors of its joins, outermost first, and the largest κ_i of a learned scaling."""
+
+    x: Tensor
+    output: Tensor
+    joins: list[_Join]
+    kappas: dict[int, float]
+
+
+@dataclass
+class _Recorder:
+    """Records every skip before κ_i, or adds a probe to it after κ_i."""
+
+    joins: list[_Join]
+    after: bool
+
+    def scale(self, skip: Tensor, i: int) -> Tensor:
+        if not self.after:
+            self.joins[i - 1].skip = skip
+            return skip
+        probe = self.joins[i - 1].probe = torch.zeros_like(skip, requires_grad=True)
+        return skip + probe
+
+
+def _run(net: nn.Module, sites: list[Site], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pass:
+    source = x.detach().clone().requires_grad_()
+    joins, kappas = [_Join() for _ in sites], dict[int, float]()
+    with ExitStack() as hooks:
+        for after in (False, True) if sites else ():
+            for handle in attach(net, sites, _Recorder(joins, after), before=not after):
+                hooks.callback(handle.remove)
+        for site, join in zip(sites, joins, strict=True):
+            module = net.get_submodule(site.path)
+            hooks.callback(module.register_forward_pre_hook(_keep_backbone(join, site), with_kwargs=True).remove)
+        if (scaler := scaling_of(net)) is not None:
+            hooks.callback(scaler.register_forward_hook(_keep_largest(kappas)).remove)
+        returned = net(source, *args, **kwargs)
+    output = first_tensor(getattr(returned, "sample", returned))  # .sample: diffusers' outputs
+    if output is None:
+        raise invalid("the network's output", "a tensor", type(returned).__name__)
+    return _Pass(source, output, joins, kappas)
+
+
+def _keep_backbone(join: _Join, site: Site) -> Callable[..., None]:
+    """The join's first argument is the backbone, or starts with it if the carrier has concatenated the skip."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden = args[0] if args else next(value for value in kwargs.values() if isinstance(value, Tensor))
+        if site.carrier is not None and site.channels is not None:
+            hidden = hidden.narrow(site.dim, 0, hidden.shape[site.dim] - site.channels)
+        join.backbone = hidden
+
+    return hook
+
+
+def _keep_largest(kappas: dict[int, float]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kappa: float | Tensor) -> None:
+        if isinstance(kappa, Tensor):
+            kappas[args[1]] = max(float(kappa.detach().max()), kappas.get(args[1], -math.inf))
+
+    return hook
+
+
+def _separable(sites: list[Site]) -> list[Site]:
+    """Return the sites if every skip is an argument of its own, so that both of its sides are visible."""
+    if any(site.trailing or site.path == ROOT for site in sites):
+        raise UnsupportedNetworkError(
+            "‖b_i∘a_i‖ needs long skips that are separate arguments of a module; "
+            "for other networks use scalelong.robustness.spectral_norm(lambda v: b(a(v)), x)"
+        )
+    return sites
+
+
+# -------------------------------------------------------------------------------------------- measurements
+
+
+@dataclass(frozen=True)
+class BlockNorms:
+    """‖b_i∘a_i‖ at one input, outermost first: lower bounds, because power iteration converges from below."""
+
+    norms: tuple[float, ...]
+    details: tuple[SpectralNorm, ...]
+
+    @property
+    def m0(self) -> float:
+        """Theorem 3.4's M_0 = max ‖b_i∘a_i‖."""
+        return max(self.norms)
+
+
+def block_norms(
+    net: nn.Module,
+    *example: Any,
+    sites: Iterable[Site | str] | None = None,
+    iterations: int = 50,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+    **options: Any,
+) -> BlockNorms:
+    """Measure ‖b_i∘a_i‖ of every long skip at the inputs of `net(*example, **options)`; `example[0]` is x_t.
+
+    Over a batch it is the largest of the samples, because the Jacobian is block diagonal. Supports U-ViT, the U-Nets
+    of diffusers and MONAI, the network of Eq. 3, and any other network whose skips are separate arguments.
+    """
+    if not example or not isinstance(example[0], Tensor) or not example[0].is_floating_point():
+        raise invalid("the first argument of the example", "the noisy input x_t, a float tensor", example[:1])
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        run = _run(net, _separable(find_sites(net, sites)), example[0], example[1:], options)
+        return _block_norms(run, iterations, tolerance, seed)
+
+
+def _block_norms(run: _Pass, iterations: int, tolerance: float, seed: int) -> BlockNorms:
+    details = []
+    source, target = run.x, run.output
+    for i, join in enumerate(run.joins, start=1):
+        if join.skip is None or join.probe is None or join.backbone is None:
+            raise UnsupportedNetworkError(f"the example does not pass through long skip {i}")
+        chain = [Jacobian(join.skip, source), Jacobian(target, join.probe)]
+        details.append(_norm(chain, iterations, tolerance, seed + i))
+        source, target = join.skip, join.backbone
+    return BlockNorms(tuple(one.value for one in details), tuple(details))
+
+
+@dataclass(frozen=True)
+class LocalLipschitz:
+    """The largest values over a batch of inputs, from below by power iteration.
+
+    network: ‖∂net/∂x_t‖₂, the largest amplification of a small perturbation.
+    coefficients: κ_1 … κ_N (for LS the largest of each skip's units).
+    blocks: ‖b_i∘a_i‖₂, linearized at the inputs; None if the skips cannot be separated.
+    middle: L_0 = ‖∂f_N‖₂, from the innermost skip to the tensor that it joins.
+    log10_bound: log10 of Theorem 3.4's Σκ_i·M_0^i + M_0^N·L_0 with M_0 = max ‖b_i∘a_i‖.
+    note: why a value is missing.
+    """
+
+    network: float
+    converged: bool
+    coefficients: tuple[float, ...] = ()
+    blocks: tuple[float, ...] | None = None
+    middle: float | None = None
+    log10_bound: float | None = None
+    note: str = ""
+
+    @property
+    def m0(self) -> float | None:
+        return None if self.blocks is None else max(self.blocks)
+
+    @property
+    def exceeded(self) -> bool | None:
+        """Whether the network exceeds the bound. It may: the theorem is about Eq. 3."""
+        if self.log10_bound is None:
+            return None
+        return self.network > 0 and math.log10(self.network) > self.log10_bound
+
+
+def local_lipschitz(
+    net: nn.Module, x: Tensor, *args: Any, iterations: int = 50, tolerance: float = 5e-3, seed: int = 0, **kwargs: Any
+) -> LocalLipschitz:
+    """Measure ‖∂net/∂x_t‖₂ and Theorem 3.4's bound at `net(x, *args, **kwargs)`. `x` is x_t, (B, …); use eval mode."""
+    root, sites, n, note = unwrapped(net), list[Site](), 0, ""
+    try:
+        sites, _ = sites_of(root)
+        n = len(sites)
+        sites = _separable(sites)
+    except ScaleLongError as error:
+        sites, note = [], str(error) if n else "Theorem 3.4 does not apply: no long skips found"
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        run = _run(root, sites, x, args, kwargs)
+        network = _norm([Jacobian(run.output, run.x)], iterations, tolerance, seed)
+        result = LocalLipschitz(network.value, network.converged, _coefficients(root, n, run), note=note)
+        if not sites:
+            return result
+        innermost = run.joins[-1]
+        if innermost.skip is None or innermost.backbone is None or not result.coefficients:
+            return replace(result, note=f"the inputs do not pass through long skip {n}")
+        middle = _norm([Jacobian(innermost.backbone, innermost.skip)], iterations, tolerance, seed).value
+        blocks = _block_norms(run, iterations, tolerance, seed)
+    log_bound = log_robustness(result.coefficients, log_or_minus_inf(blocks.m0), log_or_minus_inf(middle))
+    return replace(result, blocks=blocks.norms, middle=middle, log10_bound=log_bound / math.log(10))
+
+
+def _coefficients(root: nn.Module, n: int, run: _Pass) -> tuple[float, ...]:
+    scaler = scaling_of(root)
+    fixed = (1.0,) * n if scaler is None or not n else scaler.spec.coefficients(n)
+    if fixed is not None:
+        return fixed
+    return tuple(run.kappas[i] for i in range(1, n + 1)) if len(run.kappas) == n else ()
