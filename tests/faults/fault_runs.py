@@ -45,7 +45,7 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def left_aside(folder):
+def leftovers(folder):
     return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*.part"))
 
 
@@ -125,7 +125,7 @@ def command_line(capsys, *arguments):
     return code, capsys.readouterr().err
 
 
-def check_sentence(code, err, *words):
+def check_error(code, err, *words):
     """Exit code 1 and one line for people."""
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert code == 1, (code, err)

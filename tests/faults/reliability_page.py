@@ -1,4 +1,4 @@
-"""Write docs/reliability.md from results/reliability.json, which `make test-faults` leaves."""
+"""Write docs/reliability.md from results/reliability.json, which `make test-faults` produces."""
 
 import json
 import platform
@@ -10,40 +10,39 @@ SOURCE, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliabili
 
 HEAD = """# Reliability
 
-What was done to runs, how often, what happened, and what was lost. This page is written by the fault suite:
+The faults that were injected into runs, how often, what happened, and what was lost. The fault suite writes this page:
 
 ```
-make test-faults                            # the whole suite; a short form of it is in `make test`
+make test-faults                            # the complete suite; `make test` runs a short form
 python tests/faults/reliability_page.py     # this page again, from results/reliability.json
 ```
 
-The full disk and the read-only folder are small disks that the suite mounts, so it needs the right to (root in a
-container is enough). A row stands here only if its test passed.
+The suite mounts small disks to fill them or make them read-only, which needs root (in a container is enough). A row
+appears only if its test passed.
 
-What a run relies on:
+How a run protects itself:
 
-- A checkpoint is written aside, pushed to the disk and renamed; its manifest holds the hash of every file and of
-  itself. What does not fit its hashes is passed over for the checkpoint before, and that is said. Where no checkpoint
-  is whole the run stops: it never starts over silently.
-- The log is pushed to the disk before a checkpoint is, and cut to the checkpoint's step on a resume: no step twice,
-  none missing.
-- A step is a function of (config, step), so a resumed run is bit for bit the run that was never stopped (on the same
-  machine and software; the kernels in C, where there is a compiler, are part of that).
-- A lock of the operating system's keeps a second process out; it ends with its owner.
-- Weights that are not finite never become a checkpoint.
-- Weights are safetensors, everything else is JSON, text, images or plain arrays. No pickle is executed anywhere.
-  Compiled kernels are loaded from the cache only if their hash is in their name and nobody else can write there.
-- What can be refused is refused before the work: a folder or file that cannot be written, a sampler or extractor that
-  does not exist. On the way, a grid of samples that diverges is said and passed over; training goes on.
-- What comes from outside is bounded: a picture by 64 million pixels and 256 MiB, an archive by 200 times its size, a
-  caption by 10,000 characters. Links, pipes and devices in archives are refused, names stay inside the cache.
-- Names of runs and data, captions and figures are text wherever they are shown, in the page and in the terminal.
+- A checkpoint is written to a temporary folder, flushed to disk and renamed. Its manifest contains the hash of every
+  file and of itself. A checkpoint that does not match its hashes is skipped for the previous one, with a message. If no
+  checkpoint is intact, the run stops; it never starts over silently.
+- The log is flushed to disk before the checkpoint, and cut to the checkpoint's step on resume: no step appears twice,
+  none is missing.
+- A step is a function of (config, step), so a resumed run equals an uninterrupted one bit for bit (on the same machine
+  and software).
+- A lock of the operating system keeps a second process out. It is freed when its owner ends.
+- Weights that are not finite are never saved as a checkpoint.
+- Weights are safetensors; everything else is JSON, text, images or plain arrays. No pickle is ever executed.
+- Problems are reported before the work starts: a folder or file that cannot be written, an unknown sampler or extractor.
+  During training, a sample grid that diverges is reported and skipped.
+- Input is bounded: an image by 64 million pixels and 256 MiB, an archive by 200 times its size, a caption by 10,000
+  characters. Links, pipes and devices in archives are refused; names stay inside the cache.
+- Names of runs and data, captions and values are shown as text, in the page and in the terminal.
 
-Under `torchrun --max-restarts` with the c10d rendezvous on CPUs (gloo), set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`:
-without it restarted processes were seen to hang in gloo (once; the likely cause is addresses left by the former ones).
+Under `torchrun --max-restarts` with the c10d rendezvous on CPUs (gloo), set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.
+Without it, restarted processes once hung in gloo; the likely cause is addresses left by the former processes.
 
-What it does not notice: a disk that lies about having written, a bit that flips in memory, and a log line that became
-another valid one.
+Not detected: a disk that reports a write it did not make, a bit flip in memory, and a log line that turned into another
+valid one.
 """
 
 
@@ -56,8 +55,8 @@ def page(record):
     total = sum(row["tried"] for row in record["faults"] if row["kind"] != "the source")
     kills = sum(row["tried"] for row in record["faults"] if "SIGKILL" in row["kind"])
     lines.append(
-        f"In all {total:,} faults and inputs were tried, {kills:,} of them kills. Not counted: the configs, settings, "
-        "scalings,\nlogs, captions and figures that hypothesis draws anew each time, some hundreds.\n"
+        f"{total:,} faults and inputs were tried in total, {kills:,} of them kills. Hypothesis draws some hundred more "
+        "configs,\nsettings, scalings, logs, captions and values each time, which are not counted.\n"
     )
     for kind in dict.fromkeys(row["kind"] for row in record["faults"]):
         lines += [f"## {kind[0].upper()}{kind[1:]}\n", "| fault | tried | what happened | lost |", "|---|---:|---|---|"]
@@ -73,7 +72,7 @@ def page(record):
 
 def main():
     if not SOURCE.exists():
-        sys.exit(f"{SOURCE.relative_to(ROOT)} is not there: make test-faults writes it")
+        sys.exit(f"{SOURCE.relative_to(ROOT)} does not exist; make test-faults writes it")
     PAGE.write_text(page(json.loads(SOURCE.read_text(encoding="utf-8"))), encoding="utf-8")
     print(f"page: {PAGE.relative_to(ROOT)}")
 

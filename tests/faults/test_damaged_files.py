@@ -6,7 +6,7 @@ import shutil
 from contextlib import suppress
 
 import pytest
-from fault_runs import DAMAGES, as_arguments, check_sentence, command_line, damage, losses, small_config, weights
+from fault_runs import DAMAGES, as_arguments, check_error, command_line, damage, losses, small_config, weights
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -58,13 +58,13 @@ def try_one(capsys, runs, folder, name, kind, rng):
             assert losses(folder) == losses(whole)
         assert weights(folder, MORE) == weights(whole, MORE)
     else:
-        check_sentence(code, err)
+        check_error(code, err)
     for command_name in (("sample", folder, "--n=1", "--steps=1", "--device=cpu"), ("report", folder)):
         code_then, err_then = command_line(capsys, *command_name)
         if code_then:
-            check_sentence(code_then, err_then)
+            check_error(code_then, err_then)
     shutil.rmtree(folder)
-    return "went on exactly" if code == 0 else "refused with a sentence"
+    return "resumed exactly" if code == 0 else "refused with an error"
 
 
 def must_go_on(name, kind):
@@ -77,7 +77,7 @@ def go_through(capsys, runs, tmp_path, cases, rng, note=None):
     for name, kind in cases:
         outcome = try_one(capsys, runs, tmp_path / "run", name, kind, rng)
         if must_go_on(name, kind):
-            assert outcome == "went on exactly", (name, kind)
+            assert outcome == "resumed exactly", (name, kind)
         counts.setdefault(name.split("/")[0], []).append(outcome)
     for where, outcomes in counts.items() if note else ():
         happened = "; ".join(f"{outcome}: {outcomes.count(outcome)}" for outcome in sorted(set(outcomes)))
@@ -124,7 +124,7 @@ def test_any_bit_of_a_checkpoint_shows(runs, tmp_path, note):
         "a file of the run is damaged",
         "one bit of a checkpoint",
         tried,
-        "the checkpoint before was taken and it was said",
+        "the previous checkpoint was used, with a message",
     )
 
 
@@ -144,7 +144,7 @@ def test_without_any_whole_checkpoint_a_run_does_not_start_over(capsys, runs, tm
         path.write_bytes(b"")
     before = (folder / "metrics.jsonl").read_bytes()
     code, err = command_line(capsys, *command(folder))
-    check_sentence(code, err, "no checkpoint in", "step-00000004", "step-00000003")
+    check_error(code, err, "no checkpoint in", "step-00000004", "step-00000003")
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 

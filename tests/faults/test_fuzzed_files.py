@@ -124,5 +124,5 @@ def test_prepared_data_with_damage_is_as_it_was_or_refused(tmp_path):
 @pytest.mark.slow
 def test_prepared_data_with_much_damage_is_as_it_was_or_refused(tmp_path, note):
     outcomes = go_through_prepared(tmp_path, 20, 2)
-    happened = f"refused with a sentence: {outcomes.count('refused')}; read as it was: {outcomes.count('as it was')}"
-    note("strange input", "prepared data: every file damaged in every way, then verified", len(outcomes), happened)
+    happened = f"refused with an error: {outcomes.count('refused')}; read as it was: {outcomes.count('as it was')}"
+    note("malformed input", "prepared data: every file damaged in every way, then verified", len(outcomes), happened)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fault_runs import (
     as_arguments,
-    check_sentence,
+    check_error,
     command_line,
     finish,
     small_config,
@@ -157,7 +157,7 @@ def test_the_command_line_refuses_in_one_line(capsys, tmp_path):
         ["compare", "digitz", f"--out={tmp_path / 'c'}"],
     ):
         code, err = command_line(capsys, *arguments)
-        check_sentence(code, err)
+        check_error(code, err)
 
 
 # ---------------------------------------------------------------------------- settings that pass, trained with
@@ -183,7 +183,7 @@ def try_setting(key, value, folder, log):
 
     code = finish(action, log, timeout=120)
     if code != 0:
-        check_sentence(code, log.read_text(errors="replace"))
+        check_error(code, log.read_text(errors="replace"))
     return code
 
 
@@ -215,8 +215,8 @@ def test_many_settings_that_pass_do_train_or_are_refused(tmp_path, imported, not
             failed.append((key, word[:40], str(error)[:300]))
         shutil.rmtree(tmp_path / str(k), ignore_errors=True)
     assert not failed, failed
-    happened = f"trained: {codes.count(0)}; refused with a sentence: {codes.count(1)}"
-    note("strange input", "settings with strange values that pass the first check, trained with", len(codes), happened)
+    happened = f"trained: {codes.count(0)}; refused with an error: {codes.count(1)}"
+    note("malformed input", "unusual settings that pass validation, used for training", len(codes), happened)
 
 
 # ------------------------------------------------------------------------------------------------------ data
@@ -268,7 +268,7 @@ def test_each_strange_picture_is_used_or_named(capsys, tmp_path, note):
         os.rename(tmp_path / "all" / name, folder / name)
         code, err = command_line(capsys, "data", "prepare", folder, "--image-size=8")
         if code:
-            check_sentence(code, err, name)
+            check_error(code, err, name)
         outcomes[name] = code
         os.rename(folder / name, tmp_path / "all" / name)
     used = {name for name, code in outcomes.items() if code == 0}
@@ -277,10 +277,10 @@ def test_each_strange_picture_is_used_or_named(capsys, tmp_path, note):
     assert code == 0, err
     assert len(load(str(tmp_path / "all"), image_size=8, skip_bad=True)) == sum(code == 0 for code in outcomes.values())
     note(
-        "strange input",
+        "malformed input",
         "broken, huge, animated, CMYK, 16-bit, zero-byte, mislabelled pictures, pipes, devices, links",
         2 * len(names),
-        "used, or named in a sentence; with --skip-bad the rest is used",
+        "used, or named in an error; with --skip-bad the rest is used",
     )
 
 
@@ -293,10 +293,10 @@ def test_captions_with_control_characters_are_named(capsys, tmp_path, note):
         (folder / "one.txt").write_text(text, encoding="utf-8")
         code, err = command_line(capsys, "data", "prepare", folder)
         if code:
-            check_sentence(code, err, "one.png")
+            check_error(code, err, "one.png")
         assert "\x1b" not in err
         tried += 1
-    note("strange input", "captions with control characters", tried, "kept, or named in a sentence; never printed raw")
+    note("malformed input", "captions with control characters", tried, "kept, or named in an error; never printed raw")
 
 
 def go_through_arrays(capsys, tmp_path, count, seed):
@@ -312,7 +312,7 @@ def go_through_arrays(capsys, tmp_path, count, seed):
         path.write_bytes(raw[: rng.randrange(len(raw))] if rng.random() < 0.3 else raw)
         code, err = command_line(capsys, *as_arguments(train__steps=1), f"--data={path}", f"--out={out}", "-q")
         if code:
-            check_sentence(code, err)
+            check_error(code, err)
             assert not out.exists() or not any(out.glob("checkpoints/*"))
         codes.append(code)
     return codes
@@ -326,10 +326,10 @@ def test_a_damaged_array_is_data_or_a_sentence(capsys, tmp_path):
 def test_many_damaged_arrays_are_data_or_a_sentence(capsys, tmp_path, note):
     codes = go_through_arrays(capsys, tmp_path, 150, 2)
     note(
-        "strange input",
+        "malformed input",
         "prepared-data files (.npy) with damage",
         len(codes),
-        f"used: {codes.count(0)}; refused with a sentence: {codes.count(1)}",
+        f"used: {codes.count(0)}; refused with an error: {codes.count(1)}",
     )
 
 
@@ -343,7 +343,7 @@ def test_a_failed_command_leaves_a_good_file_as_it_was(capsys, tmp_path):
     shutil.move(folder / "metrics.jsonl", tmp_path / "metrics.jsonl")
     for command in (["report", folder], ["sample", folder, f"--out={folder / 'grid.png'}"]):
         code, err = command_line(capsys, *command)
-        check_sentence(code, err)
+        check_error(code, err)
     assert (folder / "report.html").read_text() == "the earlier page"
     assert (folder / "grid.png").read_bytes() == b"the earlier grid"
     shutil.move(tmp_path / "config.json", folder / "config.json")
@@ -362,5 +362,5 @@ def test_a_failed_command_leaves_a_good_file_as_it_was(capsys, tmp_path):
         ["--first=-1"],
     ):
         code, err = command_line(capsys, "sample", folder, "--n=1", f"--out={folder / 'grid.png'}", *bad)
-        check_sentence(code, err)
+        check_error(code, err)
         assert (folder / "grid.png").read_bytes() == b"the earlier grid"

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from fault_runs import check_sentence, command_line, places, planted, small_config, warnings_as_before
+from fault_runs import check_error, command_line, places, planted, small_config, warnings_as_before
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -201,7 +201,7 @@ def refuse(capsys, tmp_path, monkeypatch, run, lines):
             assert "Error" in err or line == "data", (line, err)
             assert "Traceback" not in err, line
         else:
-            check_sentence(code, err)
+            check_error(code, err)
         shutil.rmtree(here / "x", ignore_errors=True)  # what was asked for is recorded before it is looked at
         assert not list(here.iterdir()), line
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
@@ -216,10 +216,10 @@ def test_every_strange_command_line_is_refused_in_a_sentence(capsys, tmp_path, m
     refuse(capsys, tmp_path, monkeypatch, run, LINES)
     commands = len({line.split()[0] for line in LINES})
     note(
-        "strange input",
-        f"strange command lines of {commands} commands",
+        "malformed input",
+        f"malformed command lines of {commands} commands",
         len(LINES),
-        "refused in a sentence before any work; nothing written",
+        "refused with one line before any work; nothing written",
     )
 
 
@@ -248,7 +248,7 @@ def test_a_run_named_like_markup_is_shown_as_it_is(capsys, tmp_path, run):
 def test_a_name_that_is_not_text_is_refused_before_training(capsys):
     """safetensors cannot open such a folder: the first checkpoint would have been the end of the run."""
     code, err = command_line(capsys, "train", "--out=\udcff\udcfe")
-    check_sentence(code, err, "is not a name in UTF-8")
+    check_error(code, err, "is not a name in UTF-8")
 
 
 @pytest.mark.slow
@@ -300,7 +300,7 @@ def test_any_evaluation_is_ranked_or_refused(capsys, tmp_path, place, other):
         (tmp_path / name).write_text(json.dumps(value))
     code, err = command_line(capsys, "evaluate", tmp_path / "a.json", tmp_path / "b.json", "--compare")
     if code:
-        check_sentence(code, err)
+        check_error(code, err)
 
 
 ROBUSTNESS = {

@@ -8,7 +8,7 @@ import tempfile
 import time
 
 import pytest
-from fault_runs import finish, left_aside, losses, small_config, start, wait, weights
+from fault_runs import finish, leftovers, losses, small_config, start, wait, weights
 
 from scalelong.runs.logs import JsonLines
 from scalelong.runs.run import Run, load_run
@@ -21,7 +21,7 @@ POINTS = {
     "rename": (os, "rename"),
     "replace": (os, "replace"),
     "fsync": (os, "fsync"),
-    "make a folder aside": (tempfile, "mkdtemp"),
+    "create a temporary folder": (tempfile, "mkdtemp"),
     "remove an old checkpoint": (shutil, "rmtree"),
     "write tensors": (checkpoint, "save_file"),
     "hash tensors": (checkpoint, "sha256"),
@@ -87,7 +87,7 @@ def check_equal(folder, whole):
     assert losses(folder) == losses(whole)
     assert weights(folder, STEPS) == weights(whole, STEPS)
     assert load_run(folder).step == STEPS
-    assert not left_aside(folder)
+    assert not leftovers(folder)
 
 
 def kill_many(tmp_path, whole, kills, seed):
@@ -126,14 +126,14 @@ def test_a_few_kills_leave_no_trace(tmp_path, whole):
 @pytest.mark.slow
 def test_a_hundred_kills_leave_no_trace(tmp_path, whole, note):
     hit, anywhere = kill_many(tmp_path, whole, kills=120, seed=2)
-    same = "the same command went on; every loss and the last checkpoint bit for bit as without kills"
+    same = "the same command resumed; all losses and the last checkpoint equal an undisturbed run bit for bit"
     for point in POINTS:
         assert hit.count(point) >= 3, point
         note("a process is killed (SIGKILL)", f"at the call: {point}", hit.count(point), same)
     note("a process is killed (SIGKILL)", "at a random moment", anywhere, same)
 
 
-@pytest.mark.parametrize(("point", "call"), [("rename", 1), ("make a folder aside", 2), ("rename", 3)])
+@pytest.mark.parametrize(("point", "call"), [("rename", 1), ("create a temporary folder", 2), ("rename", 3)])
 def test_a_kill_after_the_last_step_does_not_leave_an_old_network_behind(tmp_path, whole, point, call):
     """The last checkpoint stands, the network in model/ does not yet: the finished run puts that right."""
     folder = tmp_path / "run"

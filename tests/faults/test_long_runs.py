@@ -55,7 +55,7 @@ def test_ten_thousand_steps_hold_memory_and_open_files(tmp_path, imported, note)
     assert len(losses(tmp_path / "run")) == STEPS
     happened = (
         f"memory {later[0, 1] / 2**20:.0f} → {later[-1, 1] / 2**20:.0f} MiB from step 2,000 to {STEPS:,}: "
-        f"{slope:+.0f} bytes a step; {int(later[-1, 2])} open files throughout"
+        f"{slope:+.0f} bytes per step; {int(later[-1, 2])} open files throughout"
     )
     note("long runs", f"{STEPS:,} steps with monitor, checkpoints, validation and samples", 1, happened)
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from fault_runs import (
     as_arguments,
-    check_sentence,
+    check_error,
     finish,
-    left_aside,
+    leftovers,
     losses,
     small_config,
     start,
@@ -56,7 +56,7 @@ def whole(imported, tmp_path_factory):
 def check_equal(folder, whole):
     assert losses(folder) == losses(whole)
     assert weights(folder, STEPS) == weights(whole, STEPS)
-    assert not left_aside(folder)
+    assert not leftovers(folder)
 
 
 def at_step(number, action):
@@ -95,7 +95,7 @@ def test_out_of_memory_is_a_sentence_that_says_what_helps(tmp_path, imported, no
     large = {"train__batch_size": 256, "train__steps": 3}
     folder, log = tmp_path / "run", tmp_path / "log"
     code = finish(run(folder, prepare=lambda: at_step(number, no_more_memory), **large), log)
-    said = check_sentence(
+    said = check_error(
         code, log.read_text(), "out of memory", "train.accumulate=2", "train.gradient_checkpointing=true"
     )
     assert (
@@ -108,7 +108,7 @@ def test_out_of_memory_is_a_sentence_that_says_what_helps(tmp_path, imported, no
         "the machine",
         f"out of memory at batch {number}",
         1,
-        "a sentence that names accumulation and checkpointing; later the run went on exactly",
+        "an error that names accumulation and checkpointing; the run then resumed exactly",
     )
 
 
@@ -124,7 +124,7 @@ def small_files():
 def test_a_write_that_fails_in_the_middle_is_a_sentence_and_costs_nothing(tmp_path, whole):
     folder, log = tmp_path / "run", tmp_path / "log"
     code = finish(run(folder, prepare=lambda: at_step(4, small_files)), log)
-    check_sentence(code, log.read_text(), "The checkpoint after step 3 is there", str(folder))
+    check_error(code, log.read_text(), "The checkpoint after step 3 is there", str(folder))
     assert finish(run(folder)) == 0
     check_equal(folder, whole)
 
@@ -156,7 +156,7 @@ def test_a_full_disk_is_a_sentence_and_costs_nothing(tmp_path, whole, note):
             remount(place, f"size={(k + 1) * needed // 14 // 4096 * 4096 + 4096}")
             code = finish(run(folder), log)
             if code != 0:
-                check_sentence(code, log.read_text(), "No space left on device")
+                check_error(code, log.read_text(), "No space left on device")
                 tried += 1
             remount(place, "size=64m")
             assert finish(run(folder)) == 0
@@ -164,7 +164,10 @@ def test_a_full_disk_is_a_sentence_and_costs_nothing(tmp_path, whole, note):
             shutil.rmtree(folder)
     assert tried >= 8
     note(
-        "the machine", "the disk is full (a small tmpfs)", tried, "a sentence; with room again the run went on exactly"
+        "the machine",
+        "the disk is full (a small tmpfs)",
+        tried,
+        "an error; with free space again the run resumed exactly",
     )
 
 
@@ -175,25 +178,25 @@ def test_a_folder_that_turns_read_only_is_a_sentence_and_costs_nothing(tmp_path,
         folder = place / "run"
         assert finish(run(folder, train__steps=3)) == 0
         remount(place, "ro")
-        check_sentence(finish(run(folder), log), log.read_text(), "Read-only file system")
+        check_error(finish(run(folder), log), log.read_text(), "Read-only file system")
         remount(place, "rw")
         assert finish(run(folder)) == 0
         check_equal(folder, whole)
-    note("the machine", "the folder is read-only", 1, "a sentence; writable again, the run went on exactly")
+    note("the machine", "the folder is read-only", 1, "an error; once writable again the run resumed exactly")
 
 
 def test_a_folder_that_vanishes_stops_the_run_and_does_not_come_back_in_half(tmp_path, whole, note):
     folder, log = tmp_path / "run", tmp_path / "log"
     code = finish(run(folder, prepare=lambda: at_step(4, lambda: shutil.rmtree(folder))), log)
-    check_sentence(code, log.read_text(), str(folder), "was removed")
+    check_error(code, log.read_text(), str(folder), "was removed")
     assert not (folder / "checkpoints").exists()
     assert finish(run(folder)) == 0
     check_equal(folder, whole)
     note(
         "the machine",
-        "the folder is removed while it is trained",
+        "the folder is removed during training",
         1,
-        "a sentence, no half folder; a new run is exact",
+        "an error and no partial folder; a new run is exact",
         "what was removed",
     )
 
@@ -208,7 +211,7 @@ def test_of_two_processes_on_one_folder_one_trains_and_one_is_told(tmp_path, who
         codes = [wait(first), wait(second)]
         for code, said in zip(codes, (log, other), strict=True):
             if code != 0:
-                check_sentence(code, said.read_text(), "in use by another process")
+                check_error(code, said.read_text(), "in use by another process")
         assert 0 in codes
         check_equal(folder, whole)
         shutil.rmtree(folder)
@@ -216,7 +219,7 @@ def test_of_two_processes_on_one_folder_one_trains_and_one_is_told(tmp_path, who
         "the machine",
         "two processes start on one folder",
         3,
-        "one trains, the other is told who has it (or finds it finished)",
+        "one trains; the other is refused with the owner, or finds the run finished",
     )
 
 
@@ -259,6 +262,6 @@ def test_a_rank_that_dies_under_torchrun_is_started_again_and_the_run_ends_right
         "the machine",
         f"rank {rank} of 2 is killed under torchrun --max-restarts",
         1,
-        "restarted; every step once, losses as of one process to 1e-4",
+        "restarted; every step once, losses equal to one process within 1e-4",
     )
     note("the same again", "two processes instead of one", 1, "losses equal to 1e-5 for 10 steps, to 1e-4 for 40")

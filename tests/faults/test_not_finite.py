@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from fault_runs import as_arguments, check_sentence, command_line, losses, small_config
+from fault_runs import as_arguments, check_error, command_line, losses, small_config
 from safetensors.torch import load_file
 
 from scalelong.runs.logs import read_lines
@@ -75,7 +75,7 @@ def test_the_run_stops_with_a_sentence_and_goes_on_exactly_once_it_is_cured(
     with monkeypatch.context() as spoiled:
         PLACES[place](spoiled, value)
         code, err = command_line(capsys, *as_arguments(train__steps=STEPS), f"--out={folder}", "-q")
-    check_sentence(code, err, f"not finite at step {AT}", "timesteps in the batch")
+    check_error(code, err, f"not finite at step {AT}", "timesteps in the batch")
     check_finite(folder)
     train(small_config(train__steps=STEPS), folder, quiet=True)
     assert losses(folder) == losses(whole)
@@ -83,7 +83,7 @@ def test_the_run_stops_with_a_sentence_and_goes_on_exactly_once_it_is_cured(
         "NaN or infinity appears",
         f"in {place}",
         1,
-        "the run stopped with a diagnosis; without the cause it went on exactly",
+        "the run stopped with a diagnosis; without the cause it resumed exactly",
     )
 
 
@@ -110,5 +110,5 @@ def test_spoilt_weights_never_take_the_place_of_a_good_checkpoint(tmp_path, monk
         "NaN or infinity appears",
         "in weights, with train.nonfinite=skip",
         1,
-        "no checkpoint was written; the one before is kept",
+        "no checkpoint was written; the previous one is kept",
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fault_runs import as_arguments, check_sentence, command_line, small_config
+from fault_runs import as_arguments, check_error, command_line, small_config
 
 import scalelong
 from scalelong.data import load, load_text_encoder, load_vae
@@ -81,7 +81,7 @@ def use(capsys, folder):
     for command in commands(folder):
         code, err = command_line(capsys, *command)
         if code:
-            check_sentence(code, err)
+            check_error(code, err)
 
 
 def go_through_run(capsys, tmp_path, finished, armed, places):
@@ -113,7 +113,7 @@ def test_a_pickle_in_place_of_any_file_of_a_run_does_not_run(capsys, tmp_path, f
 def test_every_pickle_in_every_place_of_a_run_does_not_run(capsys, tmp_path, finished, armed, note):
     places = [(name, form) for name in names_of(finished) for form in armed[1]]
     tried = go_through_run(capsys, tmp_path, finished, armed, places)
-    note("a planted pickle", "in place of each file of a run", tried, "never run: passed over, or a sentence")
+    note("a planted pickle", "in place of each file of a run", tried, "never executed: skipped, or an error")
 
 
 def test_without_its_safetensors_a_network_is_not_looked_for_in_a_pickle(tmp_path, finished, armed):
@@ -147,11 +147,11 @@ def test_pickles_among_data_do_not_run(capsys, tmp_path, armed, note):
             path.write_bytes(bomb)
             target = path.parent if path.parent.name == "set" else path
             code, err = command_line(capsys, "data", "prepare", target)
-            check_sentence(code, err)
+            check_error(code, err)
             tried += 1
             path.unlink()
     assert not witness.exists()
-    note("a planted pickle", "among data (.npy, .npz, archives, image folders)", tried, "never run: a sentence")
+    note("a planted pickle", "among data (.npy, .npz, archives, image folders)", tried, "never executed: an error")
 
 
 def test_pickles_in_the_cache_of_prepared_data_do_not_run(capsys, tmp_path, armed, note):
@@ -167,7 +167,7 @@ def test_pickles_in_the_cache_of_prepared_data_do_not_run(capsys, tmp_path, arme
             for command in (["data", "info", tmp_path / "set.npz", "--verify"], ["data", "list"]):
                 code, err = command_line(capsys, *command)
                 if code:
-                    check_sentence(code, err)
+                    check_error(code, err)
             code, err = command_line(
                 capsys,
                 *as_arguments(train__steps=1),
@@ -176,11 +176,11 @@ def test_pickles_in_the_cache_of_prepared_data_do_not_run(capsys, tmp_path, arme
                 "-q",
             )
             if code:
-                check_sentence(code, err)
+                check_error(code, err)
             tried += 1
         path.write_bytes(whole)
     assert not witness.exists()
-    note("a planted pickle", "in the cache of prepared data", tried, "never run: a sentence, or made again")
+    note("a planted pickle", "in the cache of prepared data", tried, "never executed: an error, or made again")
 
 
 def go_through_weights(capsys, tmp_path, armed, chosen):
@@ -201,7 +201,7 @@ def go_through_weights(capsys, tmp_path, armed, chosen):
             options = ["evaluate", f"--images={pictures}", "--extractor=inception"]
             for more in ([f"--reference={pictures}", f"--weights={path}"], [f"--reference={path}"]):
                 code, err = command_line(capsys, *options, *more)
-                check_sentence(code, err)
+                check_error(code, err)
             tried += 3
         for opened, config in (
             (load_vae, {"_class_name": "AutoencoderKL"}),
@@ -226,7 +226,7 @@ def test_pickles_among_weights_and_statistics_do_not_run(capsys, tmp_path, armed
 @pytest.mark.slow
 def test_every_pickle_among_weights_and_statistics_does_not_run(capsys, tmp_path, armed, note):
     tried = go_through_weights(capsys, tmp_path, armed, armed[1])
-    note("a planted pickle", "in weights, statistics, autoencoders, text encoders", tried, "never run: a sentence")
+    note("a planted pickle", "in weights, statistics, autoencoders, text encoders", tried, "never executed: an error")
 
 
 # -------------------------------------------------------------------------------------- names and archives
@@ -254,7 +254,7 @@ def test_archives_and_names_do_not_write_outside(capsys, tmp_path, note):
             path = tmp_path / f"{tried}.{'zip' if kind == 'zip' else 'tar'}"
             archive(path, name, kind)
             code, err = command_line(capsys, "data", "prepare", path)
-            check_sentence(code, err)
+            check_error(code, err)
             tried += 1
         for command in (
             ["data", "prepare", name],
@@ -263,7 +263,7 @@ def test_archives_and_names_do_not_write_outside(capsys, tmp_path, note):
             [*as_arguments(), f"--data={name}", f"--out={tmp_path / 'run'}", "-q"],
         ):
             code, err = command_line(capsys, *command)
-            check_sentence(code, err)
+            check_error(code, err)
             tried += 1
     assert set(tmp_path.parent.rglob("*escaped*")) == before
     assert not Path("/tmp/scalelong-escaped").exists()
@@ -289,7 +289,7 @@ def test_archives_that_would_fill_the_disk_are_refused(capsys, tmp_path, note):
     before = set(cache_dir().rglob("*"))
     for name in ("bomb.zip", "bomb.tgz"):
         code, err = command_line(capsys, "data", "prepare", tmp_path / name)
-        check_sentence(code, err, "unpacks to more than")
+        check_error(code, err, "unpacks to more than")
     left = [path for path in set(cache_dir().rglob("*")) - before if path.is_file()]
     assert sum(path.stat().st_size for path in left) < 1 << 20, left
     note(
@@ -304,7 +304,7 @@ def test_a_preset_or_scaling_named_like_a_path_makes_no_folder(capsys, tmp_path,
     monkeypatch.chdir(tmp_path)
     for preset in OUTSIDE:
         code, err = command_line(capsys, "train", preset)
-        check_sentence(code, err, "unknown preset")
+        check_error(code, err, "unknown preset")
     assert not list(tmp_path.iterdir())
 
 
@@ -374,7 +374,7 @@ def test_the_report_shows_hostile_names_as_text(capsys, tmp_path, finished, note
         "the HTML report",
         "hostile run names, data names, metrics, captions, cards",
         len(HOSTILE),
-        "shown as text; no element or handler of theirs in the page",
+        "shown as text; no injected element or handler in the page",
     )
 
 
@@ -418,7 +418,7 @@ def test_no_call_in_the_source_could_run_what_it_reads(note):
         assert options.get("trust_remote_code", "False") == "False", path
         if name == "torch.load":
             assert options.get("weights_only") == "True", path
-    note("the source", "every call is looked at", tried, "none unpickles, evaluates, or gives text to a shell")
+    note("the source", "every call is checked", tried, "none unpickles, evaluates, or gives text to a shell")
 
 
 def clients_of_another_file(program, *arguments, cwd):

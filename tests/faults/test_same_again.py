@@ -42,4 +42,4 @@ def test_watching_changes_no_loss_and_no_weight(tmp_path, whole, note, watched):
     assert losses(tmp_path / "run") == losses(whole)
     assert weights(tmp_path / "run", STEPS) == weights(whole, STEPS)
     fault = "the same config and seed again" if watched == "nothing" else f"{watched} switched on"
-    note("the same again", fault, 1, "losses and weights bit for bit the same")
+    note("the same again", fault, 1, "losses and weights equal bit for bit")

@@ -10,6 +10,7 @@ import math
 import re
 import typing
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,184 +149,125 @@ class Preset:
     size: str  # "cpu" or "paper"
 
 
-def small_std(width: int) -> float:
-    """Return the initial standard deviation that gives a narrow U-ViT the signal scale of a 512-wide one."""
-    return 0.02 * math.sqrt(512 / width)
+PRESETS: dict[str, Preset] = {}
 
 
-def _small(name: str, *, width: int, depth: int, heads: int, patch: int, data: DataConfig, **sections: Any) -> Config:
-    model = ModelConfig(
-        patch_size=patch, embed_dim=width, depth=depth, num_heads=heads, init_std=small_std(width), mlp_time_embed=True
-    )
-    return Config(preset=name, data=data, model=model, **sections)
+def _cpu(name: str, summary: str, **sections: Any) -> None:
+    PRESETS[name] = Preset(Config(preset=name, **sections), summary, "cpu")
 
 
-def _paper(name: str, *, kappa: float, data: DataConfig, model: ModelConfig, train: TrainConfig, **rest: Any) -> Config:
-    defaults: dict[str, Any] = {
+def _paper(name: str, summary: str, **sections: Any) -> None:
+    defaults = {
         "ema": EmaConfig(0.9999),
         "checkpoint": CheckpointConfig(every=10_000, keep=2),
         "validate": ValidateConfig(every=10_000, n=2048),
         "sample": SampleConfig(every=10_000, n=64),
         "evaluate": EvaluateConfig(every=0, n=10_000),
     }
-    return Config(preset=name, kappa=kappa, data=data, model=model, train=train, **{**defaults, **rest})
+    PRESETS[name] = Preset(Config(preset=name, **{**defaults, **sections}), summary, "paper")
 
 
-_CIFAR = TrainConfig(
-    steps=500_000, batch_size=128, lr=2e-4, betas=(0.99, 0.999), weight_decay=0.03, warmup=2500, clip=None,
-    precision="fp16", log_every=100,
-)  # fmt: skip
-_CELEBA = TrainConfig(
-    steps=500_000, batch_size=128, lr=2e-4, betas=(0.99, 0.99), weight_decay=0.03, warmup=4000, clip=None,
-    precision="fp16", log_every=100,
-)  # fmt: skip
-_IMAGENET = TrainConfig(
-    steps=300_000, batch_size=1024, lr=3e-4, betas=(0.99, 0.99), weight_decay=0.03, warmup=5000, clip=None,
-    precision="fp16", log_every=100,
-)  # fmt: skip
-_COCO = TrainConfig(
-    steps=1_000_000, batch_size=256, lr=2e-4, betas=(0.9, 0.9), weight_decay=0.03, warmup=5000, clip=None,
-    precision="fp16", log_every=100,
-)  # fmt: skip
-_LATENTS = DataConfig(
-    name="coco", text="openai/clip-vit-large-patch14", text_tokens=77, vae="stabilityai/sd-vae-ft-mse",
-    latent_scale=0.2301, flip=False,
-)  # fmt: skip
-_TEXT: dict[str, Any] = {"diffusion": DiffusionConfig(process="sd", drop=0.1), "sample": SampleConfig(
-    every=10_000, n=64, sampler="dpm-solver++", steps=50, guidance=2.0)}  # fmt: skip
-_TINY: dict[str, Any] = {"ema": EmaConfig(0.999, warmup=True), "checkpoint": CheckpointConfig(every=1000, keep=2),
-         "validate": ValidateConfig(every=500, n=512)}  # fmt: skip
+def small_std(width: int) -> float:
+    """Return the initial standard deviation that gives a narrow U-ViT the signal scale of a 512-wide one."""
+    return 0.02 * math.sqrt(512 / width)
 
-_LIST = [
-    # ------------------------------------------------------------------------------------------- for a CPU
-    Preset(
-        _small(
-            "digits", width=64, depth=12, heads=4, patch=2, data=DataConfig("digits"),
-            kappa=0.7,
-            train=TrainConfig(steps=2000, batch_size=32, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=100),
-            ema=EmaConfig(0.995, warmup=True), checkpoint=CheckpointConfig(every=500),
-            validate=ValidateConfig(every=100, n=300),
-            sample=SampleConfig(every=500, n=64),
-        ),
-        "8×8 digits, embedded: the default, two minutes on a laptop", "cpu",
-    ),
-    Preset(
-        _small(
-            "digits-class", width=64, depth=12, heads=4, patch=2, data=DataConfig("digits", classes=True), kappa=0.7,
-            diffusion=DiffusionConfig("vp", drop=0.1),
-            train=TrainConfig(steps=2000, batch_size=32, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=100),
-            ema=EmaConfig(0.995, warmup=True), checkpoint=CheckpointConfig(every=500),
-            validate=ValidateConfig(every=100, n=300),
-            sample=SampleConfig(every=500, n=60, guidance=2.0),
-        ),
-        "digits by class, with classifier-free guidance", "cpu",
-    ),
-    Preset(
-        _small(
-            "fashion-tiny", width=96, depth=12, heads=4, patch=4,
-            data=DataConfig("fashion-mnist", validation="test", flip=True), kappa=0.7,
-            train=TrainConfig(steps=10_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=200),
-            sample=SampleConfig(every=1000, n=64), **_TINY,
-        ),
-        "Fashion-MNIST 28×28", "cpu",
-    ),
-    Preset(
-        _small(
-            "cifar10-tiny", width=128, depth=12, heads=4, patch=4,
-            data=DataConfig("cifar10", validation="test", flip=True), kappa=0.7,
-            train=TrainConfig(steps=20_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=200),
-            sample=SampleConfig(every=2000, n=64), **_TINY,
-        ),
-        "real CIFAR-10 with a U-ViT that 2 cores can train", "cpu",
-    ),
-    Preset(
-        Config(
-            preset="cifar10-tiny-unet", kappa=0.8, data=DataConfig("cifar10", validation="test", flip=True),
-            model=ModelConfig(kind="unet", unet="cifar10", channels=(32, 64, 64, 64), layers=2),
-            train=TrainConfig(steps=20_000, batch_size=64, lr=5e-4, betas=(0.9, 0.99), weight_decay=0.01, warmup=200),
-            sample=SampleConfig(every=2000, n=64), **_TINY,
-        ),
-        "real CIFAR-10 with a small diffusers U-Net", "cpu",
-    ),
-    Preset(
-        _small(
-            "emoji-tiny", width=128, depth=12, heads=4, patch=4,
-            data=DataConfig("emoji", text="minilm", text_tokens=16), kappa=0.8,
-            diffusion=DiffusionConfig("vp", drop=0.1),
-            train=TrainConfig(steps=10_000, batch_size=64, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, warmup=200),
-            sample=SampleConfig(every=1000, n=16, guidance=3.0), **_TINY,
-        ),
-        "text to image: emoji from their names, by MiniLM", "cpu",
-    ),
-    # --------------------------------------------------------------------------------- the paper, for GPUs
-    Preset(
-        _paper(
-            "cifar10-uvit-s", kappa=0.5, train=_CIFAR, data=DataConfig("cifar10", validation="test", flip=True),
-            model=ModelConfig(patch_size=2, embed_dim=512, depth=12, num_heads=8),
-            sample=SampleConfig(every=10_000, n=64, sampler="euler-maruyama", steps=1000),
-        ),
-        "U-ViT-S/2 on CIFAR-10, 44M", "paper",
-    ),
-    Preset(
-        _paper(
-            "celeba64-uvit-s", kappa=0.5, train=_CELEBA, data=DataConfig("celeba64", flip=True),
-            model=ModelConfig(patch_size=4, embed_dim=512, depth=12, num_heads=8),
-            sample=SampleConfig(every=10_000, n=64, sampler="euler-maruyama", steps=1000),
-        ),
-        "U-ViT-S/4 on CelebA 64, 44M", "paper",
-    ),
-    Preset(
-        _paper(
-            "imagenet64-uvit-m", kappa=0.7, train=_IMAGENET, data=DataConfig("imagenet64", classes=True, flip=True),
-            model=ModelConfig(patch_size=4, embed_dim=768, depth=16, num_heads=12),
-        ),
-        "U-ViT-M/4 on ImageNet 64 by class, 131M", "paper",
-    ),
-    Preset(
-        _paper(
-            "imagenet64-uvit-l", kappa=0.7, train=_IMAGENET, data=DataConfig("imagenet64", classes=True, flip=True),
-            model=ModelConfig(patch_size=4, embed_dim=1024, depth=20, num_heads=16),
-        ),
-        "U-ViT-L/4 on ImageNet 64 by class, 287M", "paper",
-    ),
-    Preset(
-        _paper(
-            "coco-uvit-s", kappa=0.8, train=_COCO, data=_LATENTS,
-            model=ModelConfig(patch_size=2, embed_dim=512, depth=12, num_heads=8), **_TEXT,
-        ),
-        "U-ViT-S/2 on MS-COCO latents, text to image, 45M", "paper",
-    ),
-    Preset(
-        _paper(
-            "coco-uvit-s-deep", kappa=0.8, train=_COCO, data=_LATENTS,
-            model=ModelConfig(patch_size=2, embed_dim=512, depth=16, num_heads=8), **_TEXT,
-        ),
-        "U-ViT-S/2 (deep) on MS-COCO latents, 58M", "paper",
-    ),
-    Preset(
-        _paper(
-            "cifar10-unet", kappa=0.5, train=_CIFAR, data=DataConfig("cifar10", validation="test", flip=True),
-            model=ModelConfig(kind="unet", unet="cifar10"), diffusion=DiffusionConfig("ddpm"),
-            sample=SampleConfig(every=10_000, n=64, sampler="ddpm", steps=1000),
-        ),
-        "DDPM's U-Net on CIFAR-10, 35.7M, 12 skips", "paper",
-    ),
-    Preset(
-        _paper(
-            "imagenet64-unet", kappa=0.7, train=_IMAGENET, data=DataConfig("imagenet64", classes=True, flip=True),
-            model=ModelConfig(kind="unet", unet="imagenet64"), diffusion=DiffusionConfig("ddpm"),
-        ),
-        "U-Net on ImageNet 64 by class, 141M, 16 skips", "paper",
-    ),
-    Preset(
-        _paper(
-            "coco-unet", kappa=0.8, train=_COCO, data=_LATENTS, model=ModelConfig(kind="unet", unet="coco"), **_TEXT
-        ),
-        "U-Net on MS-COCO latents, text to image, 53M, 9 skips", "paper",
-    ),
-]  # fmt: skip
 
-PRESETS: dict[str, Preset] = {p.config.preset: p for p in _LIST}
+def _small_uvit(width: int, patch: int) -> ModelConfig:
+    sizes = {"embed_dim": width, "patch_size": patch, "depth": 12, "num_heads": 4}
+    return ModelConfig(**sizes, init_std=small_std(width), mlp_time_embed=True)
+
+
+_small_train = partial(TrainConfig, betas=(0.9, 0.99), weight_decay=0.01)
+_DIGITS: dict[str, Any] = {
+    "model": _small_uvit(64, patch=2), "kappa": 0.7, "ema": EmaConfig(0.995, warmup=True),
+    "train": _small_train(steps=2000, batch_size=32, lr=1e-3, warmup=100),
+    "checkpoint": CheckpointConfig(every=500), "validate": ValidateConfig(every=100, n=300),
+}  # fmt: skip
+_TINY: dict[str, Any] = {
+    "ema": EmaConfig(0.999, warmup=True), "checkpoint": CheckpointConfig(every=1000, keep=2),
+    "validate": ValidateConfig(every=500, n=512),
+}  # fmt: skip
+_TINY_CIFAR = {
+    "data": DataConfig("cifar10", validation="test", flip=True), "sample": SampleConfig(every=2000, n=64),
+    "train": _small_train(steps=20_000, batch_size=64, lr=5e-4, warmup=200), **_TINY,
+}  # fmt: skip
+
+_cpu(
+    "digits", "8×8 digits, embedded: the default, two minutes on a laptop", data=DataConfig("digits"),
+    sample=SampleConfig(every=500, n=64), **_DIGITS,
+)  # fmt: skip
+_cpu(
+    "digits-class", "digits by class, with classifier-free guidance", data=DataConfig("digits", classes=True),
+    diffusion=DiffusionConfig("vp", drop=0.1), sample=SampleConfig(every=500, n=60, guidance=2.0), **_DIGITS,
+)  # fmt: skip
+_cpu(
+    "fashion-tiny", "Fashion-MNIST 28×28", data=DataConfig("fashion-mnist", validation="test", flip=True),
+    model=_small_uvit(96, patch=4), kappa=0.7, sample=SampleConfig(every=1000, n=64),
+    train=_small_train(steps=10_000, batch_size=64, lr=5e-4, warmup=200), **_TINY,
+)  # fmt: skip
+_cpu(
+    "cifar10-tiny", "real CIFAR-10 with a U-ViT that 2 cores can train",
+    model=_small_uvit(128, patch=4), kappa=0.7, **_TINY_CIFAR,
+)  # fmt: skip
+_cpu(
+    "cifar10-tiny-unet", "real CIFAR-10 with a small diffusers U-Net",
+    model=ModelConfig(kind="unet", unet="cifar10", channels=(32, 64, 64, 64), layers=2), kappa=0.8, **_TINY_CIFAR,
+)  # fmt: skip
+_cpu(
+    "emoji-tiny", "text to image: emoji from their names, by MiniLM",
+    data=DataConfig("emoji", text="minilm", text_tokens=16), model=_small_uvit(128, patch=4), kappa=0.8,
+    diffusion=DiffusionConfig("vp", drop=0.1), sample=SampleConfig(every=1000, n=16, guidance=3.0),
+    train=_small_train(steps=10_000, batch_size=64, lr=1e-3, warmup=200), **_TINY,
+)  # fmt: skip
+
+_paper_train = partial(TrainConfig, weight_decay=0.03, clip=None, precision="fp16", log_every=100)
+_SDE = SampleConfig(every=10_000, n=64, sampler="euler-maruyama", steps=1000)
+_CIFAR = {
+    "train": _paper_train(steps=500_000, batch_size=128, lr=2e-4, betas=(0.99, 0.999), warmup=2500), "kappa": 0.5,
+    "data": DataConfig("cifar10", validation="test", flip=True),
+}  # fmt: skip
+_IMAGENET = {
+    "train": _paper_train(steps=300_000, batch_size=1024, lr=3e-4, betas=(0.99, 0.99), warmup=5000), "kappa": 0.7,
+    "data": DataConfig("imagenet64", classes=True, flip=True),
+}  # fmt: skip
+_COCO = {
+    "train": _paper_train(steps=1_000_000, batch_size=256, lr=2e-4, betas=(0.9, 0.9), warmup=5000), "kappa": 0.8,
+    "data": DataConfig(
+        "coco", text="openai/clip-vit-large-patch14", text_tokens=77, vae="stabilityai/sd-vae-ft-mse",
+        latent_scale=0.2301,
+    ),
+    "diffusion": DiffusionConfig("sd", drop=0.1),
+    "sample": SampleConfig(every=10_000, n=64, sampler="dpm-solver++", steps=50, guidance=2.0),
+}  # fmt: skip
+
+_paper("cifar10-uvit-s", "U-ViT-S/2 on CIFAR-10, 44M", model=ModelConfig(patch_size=2), sample=_SDE, **_CIFAR)
+_paper(
+    "celeba64-uvit-s", "U-ViT-S/4 on CelebA 64, 44M", data=DataConfig("celeba64", flip=True), kappa=0.5,
+    train=_paper_train(steps=500_000, batch_size=128, lr=2e-4, betas=(0.99, 0.99), warmup=4000),
+    model=ModelConfig(patch_size=4), sample=_SDE,
+)  # fmt: skip
+_paper(
+    "imagenet64-uvit-m", "U-ViT-M/4 on ImageNet 64 by class, 131M",
+    model=ModelConfig(patch_size=4, embed_dim=768, depth=16, num_heads=12), **_IMAGENET,
+)  # fmt: skip
+_paper(
+    "imagenet64-uvit-l", "U-ViT-L/4 on ImageNet 64 by class, 287M",
+    model=ModelConfig(patch_size=4, embed_dim=1024, depth=20, num_heads=16), **_IMAGENET,
+)  # fmt: skip
+_paper("coco-uvit-s", "U-ViT-S/2 on MS-COCO latents, text to image, 45M", model=ModelConfig(patch_size=2), **_COCO)
+_paper("coco-uvit-s-deep", "U-ViT-S/2 (deep) on MS-COCO latents, 58M", model=ModelConfig(depth=16), **_COCO)
+_paper(
+    "cifar10-unet", "DDPM's U-Net on CIFAR-10, 35.7M, 12 skips", model=ModelConfig(kind="unet", unet="cifar10"),
+    diffusion=DiffusionConfig("ddpm"), sample=SampleConfig(every=10_000, n=64, sampler="ddpm", steps=1000), **_CIFAR,
+)  # fmt: skip
+_paper(
+    "imagenet64-unet", "U-Net on ImageNet 64 by class, 141M, 16 skips", diffusion=DiffusionConfig("ddpm"),
+    model=ModelConfig(kind="unet", unet="imagenet64"), **_IMAGENET,
+)  # fmt: skip
+_paper(
+    "coco-unet", "U-Net on MS-COCO latents, text to image, 53M, 9 skips", model=ModelConfig(kind="unet", unet="coco"),
+    **_COCO,
+)  # fmt: skip
 
 
 if __name__ == "__main__":  # after a change of a preset: python -m scalelong.training.presets
