@@ -32,8 +32,8 @@ How a run protects itself:
 - A lock of the operating system keeps a second process out. It is freed when its owner ends.
 - Weights that are not finite are never saved as a checkpoint.
 - Weights are safetensors; everything else is JSON, text, images or plain arrays. No pickle is ever executed.
-- Problems are reported before the work starts: a folder or file that cannot be written, an unknown sampler or extractor.
-  During training, a sample grid that diverges is reported and skipped.
+- Problems are reported before the work starts: a folder or file that cannot be written, an unknown sampler or
+  extractor. During training, a sample grid that diverges is reported and skipped.
 - Input is bounded: an image by 64 million pixels and 256 MiB, an archive by 200 times its size, a caption by 10,000
   characters. Links, pipes and devices in archives are refused; names stay inside the cache.
 - Names of runs and data, captions and values are shown as text, in the page and in the terminal.

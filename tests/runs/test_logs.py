@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelong.runs.logs import Tail, last_lines, read_columns
-from scalelong.runs.watch_log import read_watch_log
+from scalelong.runs.stability import read_stability_arrays
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -55,7 +55,7 @@ def test_no_bytes_break_a_reader(content):
         path = Path(folder) / "log.jsonl"
         path.write_bytes(b'{"step": 1, "loss": 0.5}\n' + content)
         assert read_columns(path)["loss"].values[0] == 0.5
-        read_watch_log(path)
+        read_stability_arrays(path)
         last_lines(path)
 
 
@@ -69,7 +69,7 @@ def test_a_torn_last_line_is_left_out(tmp_path):
 
 def test_an_absent_file_is_empty(tmp_path):
     assert read_columns(tmp_path / "no.jsonl") == {}
-    assert read_watch_log(tmp_path / "no.jsonl") is None
+    assert read_stability_arrays(tmp_path / "no.jsonl") is None
     assert Tail(tmp_path / "no.jsonl").read() == {}
 
 

@@ -10,7 +10,8 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from scalelong import load_run
+import scalelong
+from scalelong import ConstantScaling, LearnableScaling, NoScaling, load_run
 from scalelong.errors import InvalidValueError, RunError, UnknownNameError
 from scalelong.models.registry import MODELS, Model
 from scalelong.runs.generate import Request
@@ -141,3 +142,23 @@ def test_an_adapter_brings_another_signature_to_the_one_call(tmp_path, monkeypat
     monkeypatch.setitem(MODELS, "mine", Model(build=lambda m, s: Swapped(s.channels, **m.options), adapt=Adapter))
     train(own_config(), tmp_path / "adapted", quiet=True)
     assert losses(tmp_path / "adapted") == losses(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("scaling", [ConstantScaling(0.5), LearnableScaling()], ids=lambda s: s.kind)
+def test_scaling_is_applied_to_a_network_that_calls_scale_skip(tmp_path, registered, scaling):
+    class Scaled(SmallUNet):
+        def __init__(self, channels, width):
+            super().__init__(channels, width)
+            self.long_skips = (width, width)
+
+        def skip(self, h, i):
+            return scalelong.scale_skip(self, h, i)
+
+    registered(Scaled)
+    train(own_config(scaling=scaling), tmp_path / "scaled", quiet=True)
+    train(own_config(scaling=NoScaling()), tmp_path / "none", quiet=True)
+    assert losses(tmp_path / "scaled")[0] != losses(tmp_path / "none")[0]
+    net = load_run(tmp_path / "scaled").net
+    assert net.skip_scaling.spec == scaling
+    if scaling.kind == "cs":
+        assert [row.coefficient for row in scalelong.describe(net).rows] == [1.0, 0.5]

@@ -73,24 +73,43 @@ def save_network(net: nn.Module, folder: Path) -> None:
 
 def load_network(folder: Path, build: Callable[[], nn.Module]) -> nn.Module:
     """Load what `save_network` wrote. `build` makes the network as it was before training."""
-    name = _class_name(folder)
+    from safetensors.torch import load_file
+
+    from scalelong.skips import load_scaling
+
     try:
-        builtin = _builtin_class(name)
-        fresh = build() if builtin is None else None
-        network = builtin or type(fresh)
+        name = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["_class_name"]
+        network, fresh = _class(name), None
+        if network is None:
+            fresh = build()
+            network = type(fresh)
         if network.__name__ != name:
             raise RunError(f"{folder} contains a {name!r}, but this run's config builds a {network.__name__!r}")
         if hasattr(network, "from_pretrained"):
             net = network.from_pretrained(folder, use_safetensors=True)
-            return net if "scaling" in net.config else _load_scaling(net, folder)
+            return net if "scaling" in net.config else load_scaling(net, folder)
         assert fresh is not None
-        return _load_weights(fresh, folder)
+        fresh.load_state_dict(load_file(folder / WEIGHTS))
+        return fresh
     except ScaleLongError:
         raise
     except Exception as error:  # diffusers raises many types for a damaged config or damaged weights
         if out_of_memory(error):
             raise
         raise RunError(f"could not load the network in {folder}: {one_line(error)[:300]}") from error
+
+
+def _class(name: Any) -> Any:
+    """Return the class of a network of this package or of diffusers, None for any other name."""
+    if name == "UViT":
+        from scalelong.models import UViT
+
+        return UViT
+    if name in ("UNet2DModel", "UNet2DConditionModel"):
+        import diffusers
+
+        return getattr(diffusers, name)
+    return None
 
 
 @dataclass(frozen=True)
@@ -169,36 +188,3 @@ def _unet(model: Any, shapes: Shapes) -> nn.Module:
 
 
 MODELS: dict[str, Model] = {"uvit": Model(build=_uvit), "unet": Model(build=_unet)}
-
-
-def _builtin_class(name: str) -> Any:
-    """Return the class of a network of this package or of diffusers, None for any other."""
-    if name == "UViT":
-        from scalelong.models import UViT
-
-        return UViT
-    if name in ("UNet2DModel", "UNet2DConditionModel"):
-        import diffusers
-
-        return getattr(diffusers, name)
-    return None
-
-
-def _class_name(folder: Path) -> str:
-    try:
-        return str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["_class_name"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunError(f"{folder} is not a saved network: {one_line(error)[:200]}") from error
-
-
-def _load_scaling(net: nn.Module, folder: Path) -> nn.Module:
-    from scalelong.skips import load_scaling
-
-    return load_scaling(net, folder)
-
-
-def _load_weights(net: nn.Module, folder: Path) -> nn.Module:
-    from safetensors.torch import load_file
-
-    net.load_state_dict(load_file(folder / WEIGHTS))
-    return net

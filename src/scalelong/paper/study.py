@@ -14,7 +14,7 @@ from scalelong.experiments.statistics import Estimate, acceleration, mean_interv
 from scalelong.experiments.worker import is_finished
 from scalelong.runs.logs import EMPTY, Series
 from scalelong.runs.run import Run
-from scalelong.runs.watch_log import WatchLog
+from scalelong.runs.stability import StabilityArrays
 
 if TYPE_CHECKING:
     from scalelong.runs.config import Config
@@ -139,7 +139,7 @@ class Trained:
         arrived = {seed: last[seed] if step is None else step for seed, step in result.steps.items()}
         return paired_ratio(result.baseline, arrived), len(result.steps) - result.reached
 
-    def stability(self, variant: str, seed: int) -> WatchLog | None:
+    def stability(self, variant: str, seed: int) -> StabilityArrays | None:
         """Return the monitor's log of one run."""
         folder = next((run.folder for run in self.of(variant) if run.seed == seed), None)
         return None if folder is None else Run(folder).stability

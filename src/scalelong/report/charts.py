@@ -13,7 +13,7 @@ from scalelong.experiments.comparison import Comparison
 from scalelong.experiments.statistics import change
 from scalelong.report.read import RunView, labels
 from scalelong.runs.logs import Floats, Series
-from scalelong.runs.watch_log import WatchLog
+from scalelong.runs.stability import StabilityArrays
 
 STYLES = 8  # colors and dash patterns of the page
 POINTS = 300  # of a curve
@@ -170,7 +170,7 @@ def rounded(values: Any, digits: int = 5) -> list[float | int | None]:
 # ------------------------------------------------------------------------------------------------- over long skips
 
 
-def by_skip(views: Sequence[RunView], read: Callable[[WatchLog], Floats | None]) -> Chart | None:
+def by_skip(views: Sequence[RunView], read: Callable[[StabilityArrays], Floats | None]) -> Chart | None:
     """One value per long skip: one line per run."""
     series = []
     for view in views:
@@ -195,7 +195,7 @@ def kappa(views: Sequence[RunView]) -> Chart | None:
     return chart
 
 
-def gradient_by_skip(log: WatchLog) -> Floats | None:
+def gradient_by_skip(log: StabilityArrays) -> Floats | None:
     """The gradient's oscillation in the block that consumes each long skip."""
     spreads = log.oscillation("grad", "blocks", width=len(log.blocks))
     if spreads is None or not log.n:
@@ -210,7 +210,7 @@ def gradient_by_skip(log: WatchLog) -> Floats | None:
     return values
 
 
-def latest(log: WatchLog, *path: str, over: int = 5) -> Floats | None:
+def latest(log: StabilityArrays, *path: str, over: int = 5) -> Floats | None:
     """The median of the last snapshots, which one outlier does not change."""
     matrix = log.matrix(*path)
     if matrix is None:

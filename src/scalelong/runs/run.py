@@ -25,7 +25,7 @@ from scalelong.files import atomic_folder, read_json, sweep, write_text
 from scalelong.models.registry import Shapes, get_model
 from scalelong.runs.config import Config, Facts, flatten
 from scalelong.runs.logs import EMPTY, Series, read_columns
-from scalelong.runs.watch_log import WatchLog, read_watch_log
+from scalelong.runs.stability import StabilityArrays, read_stability_arrays
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,9 +134,9 @@ class Run:
         return int(max((series.steps[-1] for series in self.metrics.values() if len(series)), default=0))
 
     @cached_property
-    def stability(self) -> WatchLog | None:
+    def stability(self) -> StabilityArrays | None:
         """The stability monitor's log."""
-        return read_watch_log(self.stability_path)
+        return read_stability_arrays(self.stability_path)
 
     @cached_property
     def evaluations(self) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from scalelong.runs.logs import Floats, Series
 
 
 @dataclass(frozen=True)
-class WatchLog:
+class StabilityArrays:
     """Arrays of a stability log. Long skips count from 1, the outermost. Missing values are NaN."""
 
     log: StabilityLog
@@ -85,10 +85,10 @@ class WatchLog:
         return [str(alarm["text"]) for alarm in self.log.alarms()]
 
 
-def read_watch_log(path: Path) -> WatchLog | None:
+def read_stability_arrays(path: Path) -> StabilityArrays | None:
     """Read a stability.jsonl; None if it is missing or has no valid header."""
     try:
-        return WatchLog(read_stability(path))
+        return StabilityArrays(read_stability(path))
     except RunError:
         return None
 
