@@ -88,7 +88,7 @@ def accepts(action):
         st.sampled_from([*{k.split(".")[0] for k in KEYS}, "scaling", "preset", "?"]), JSON, max_size=4
     )
 )
-def test_any_json_is_a_config_or_a_sentence(values):
+def test_any_json_is_a_config_or_an_error(values):
     accepts(lambda: Config.from_dict(values))
 
 
@@ -112,7 +112,7 @@ def test_any_value_of_any_setting_is_taken_or_refused_by_name(key, value):
         st.text(max_size=20) | st.tuples(st.text(max_size=12), st.text(max_size=6)).map("=".join), max_size=3
     )
 )
-def test_any_words_after_set_are_settings_or_a_sentence(pairs):
+def test_any_words_after_set_are_settings_or_an_error(pairs):
     accepts(lambda: override(small_config(), parse_settings(pairs)))
 
 
@@ -201,7 +201,7 @@ def accepted_settings():
 
 
 def test_some_settings_that_pass_do_train_or_are_refused(tmp_path, imported):
-    for k, (key, word) in enumerate(random.Random(0).sample(list(accepted_settings()), 3)):
+    for k, (key, word) in enumerate(random.Random(0).sample(list(accepted_settings()), 2)):
         try_setting(key, word, tmp_path / str(k), tmp_path / "log")
 
 
@@ -318,12 +318,12 @@ def go_through_arrays(capsys, tmp_path, count, seed):
     return codes
 
 
-def test_a_damaged_array_is_data_or_a_sentence(capsys, tmp_path):
+def test_a_damaged_array_is_data_or_an_error(capsys, tmp_path):
     go_through_arrays(capsys, tmp_path, 8, 1)
 
 
 @pytest.mark.slow
-def test_many_damaged_arrays_are_data_or_a_sentence(capsys, tmp_path, note):
+def test_many_damaged_arrays_are_data_or_an_error(capsys, tmp_path, note):
     codes = go_through_arrays(capsys, tmp_path, 150, 2)
     note(
         "malformed input",

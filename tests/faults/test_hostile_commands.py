@@ -207,12 +207,12 @@ def refuse(capsys, tmp_path, monkeypatch, run, lines):
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
-def test_some_strange_command_lines_are_refused_in_a_sentence(capsys, tmp_path, monkeypatch, run):
+def test_some_malformed_command_lines_are_refused_with_an_error(capsys, tmp_path, monkeypatch, run):
     refuse(capsys, tmp_path, monkeypatch, run, LINES[::8])
 
 
 @pytest.mark.slow
-def test_every_strange_command_line_is_refused_in_a_sentence(capsys, tmp_path, monkeypatch, run, note):
+def test_every_malformed_command_line_is_refused_with_an_error(capsys, tmp_path, monkeypatch, run, note):
     refuse(capsys, tmp_path, monkeypatch, run, LINES)
     commands = len({line.split()[0] for line in LINES})
     note(

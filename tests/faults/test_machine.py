@@ -90,7 +90,7 @@ def no_more_memory():
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells a process its size")
 @pytest.mark.parametrize("number", [1, 3])
-def test_out_of_memory_is_a_sentence_that_says_what_helps(tmp_path, imported, note, number):
+def test_out_of_memory_is_an_error_that_says_what_helps(tmp_path, imported, note, number):
     """The allocator itself gives up (RLIMIT_AS) in front of step N; afterwards the run goes on exactly."""
     large = {"train__batch_size": 256, "train__steps": 3}
     folder, log = tmp_path / "run", tmp_path / "log"
@@ -98,9 +98,7 @@ def test_out_of_memory_is_a_sentence_that_says_what_helps(tmp_path, imported, no
     said = check_error(
         code, log.read_text(), "out of memory", "train.accumulate=2", "train.gradient_checkpointing=true"
     )
-    assert (
-        f"The checkpoint after step {number - 1} is there" if number > 1 else "No checkpoint was written yet"
-    ) in said
+    assert (f"The checkpoint of step {number - 1} is intact" if number > 1 else "No checkpoint was written yet") in said
     assert finish(run(folder, **large)) == 0
     assert finish(run(tmp_path / "whole", **large)) == 0
     assert losses(folder) == losses(tmp_path / "whole")
@@ -121,10 +119,10 @@ def small_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
 
-def test_a_write_that_fails_in_the_middle_is_a_sentence_and_costs_nothing(tmp_path, whole):
+def test_a_write_that_fails_in_the_middle_is_an_error_and_costs_nothing(tmp_path, whole):
     folder, log = tmp_path / "run", tmp_path / "log"
     code = finish(run(folder, prepare=lambda: at_step(4, small_files)), log)
-    check_error(code, log.read_text(), "The checkpoint after step 3 is there", str(folder))
+    check_error(code, log.read_text(), "The checkpoint of step 3 is intact", str(folder))
     assert finish(run(folder)) == 0
     check_equal(folder, whole)
 
@@ -147,7 +145,7 @@ def remount(place, option):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_a_sentence_and_costs_nothing(tmp_path, whole, note):
+def test_a_full_disk_is_an_error_and_costs_nothing(tmp_path, whole, note):
     place, log, tried = tmp_path / "disk", tmp_path / "log", 0
     needed = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file())
     with small_disk(place, "64m"):
@@ -172,7 +170,7 @@ def test_a_full_disk_is_a_sentence_and_costs_nothing(tmp_path, whole, note):
 
 
 @pytest.mark.slow
-def test_a_folder_that_turns_read_only_is_a_sentence_and_costs_nothing(tmp_path, whole, note):
+def test_a_folder_that_turns_read_only_is_an_error_and_costs_nothing(tmp_path, whole, note):
     place, log = tmp_path / "disk", tmp_path / "log"
     with small_disk(place, "64m"):
         folder = place / "run"
@@ -204,7 +202,7 @@ def test_a_folder_that_vanishes_stops_the_run_and_does_not_come_back_in_half(tmp
 # ------------------------------------------------------------------------------------------- two processes
 
 
-def test_of_two_processes_on_one_folder_one_trains_and_one_is_told(tmp_path, whole, note):
+def test_of_two_processes_on_one_folder_one_trains_and_one_is_refused(tmp_path, whole, note):
     folder, log, other = tmp_path / "run", tmp_path / "log", tmp_path / "other"
     for _ in range(3):
         first, second = start(run(folder), log), start(run(folder), other)

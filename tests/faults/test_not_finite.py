@@ -68,7 +68,7 @@ def check_finite(folder):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("place", PLACES)
-def test_the_run_stops_with_a_sentence_and_goes_on_exactly_once_it_is_cured(
+def test_the_run_stops_with_an_error_and_resumes_exactly_once_it_is_cured(
     tmp_path, whole, capsys, monkeypatch, note, place, value
 ):
     folder = tmp_path / "run"

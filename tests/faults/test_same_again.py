@@ -37,7 +37,7 @@ def whole(tmp_path_factory):
     [pytest.param(name, marks=pytest.mark.slow if "eval" in name or "all" in name else ()) for name in OBSERVERS],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_watching_changes_no_loss_and_no_weight(tmp_path, whole, note, watched):
+def test_observing_changes_no_loss_and_no_weight(tmp_path, whole, note, watched):
     train(small_config(train__steps=STEPS, **OBSERVERS[watched]), tmp_path / "run", quiet=True)
     assert losses(tmp_path / "run") == losses(whole)
     assert weights(tmp_path / "run", STEPS) == weights(whole, STEPS)
