@@ -1,4 +1,4 @@
-/* What every chart needs: elements, numbers in words, scales and ticks. The script's parts share one scope. */
+/* Shared by all charts: elements, formatting of numbers, scales and ticks. All script files share one scope. */
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const NS = "http://www.w3.org/2000/svg";
@@ -79,7 +79,7 @@ function scale(low, high, from, to, log) {
 }
 
 function smoothed(y, weight) {
-  /* an exponential moving average, corrected for its start */
+  /* exponential moving average with bias correction */
   if (!weight) return y;
   let sum = 0, mass = 0;
   return y.map((v) => {
@@ -92,16 +92,16 @@ function smoothed(y, weight) {
 
 function extent(panels, log, weight, zero) {
   let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
-  const see = (v) => { if (v !== null && isFinite(v) && (!log || v > 0)) { if (v < y0) y0 = v; if (v > y1) y1 = v; } };
+  const include = (v) => { if (v !== null && isFinite(v) && (!log || v > 0)) { if (v < y0) y0 = v; if (v > y1) y1 = v; } };
   for (const panel of panels) {
     for (const s of panel.series) {
       if (!shown[s.run]) continue;
       for (const v of s.x) { if (v < x0) x0 = v; if (v > x1) x1 = v; }
-      s.y.forEach(see);
-      if (weight) smoothed(s.y, weight).forEach(see);
-      if (s.low && s.whiskers) { s.low.forEach(see); s.high.forEach(see); }
+      s.y.forEach(include);
+      if (weight) smoothed(s.y, weight).forEach(include);
+      if (s.low && s.whiskers) { s.low.forEach(include); s.high.forEach(include); }
     }
-    if (panel.band && x0 < Infinity) { panel.band.low.forEach(see); panel.band.high.forEach(see); }
+    if (panel.band && x0 < Infinity) { panel.band.low.forEach(include); panel.band.high.forEach(include); }
   }
   if (x0 === Infinity || y0 === Infinity) return null;
   if (zero && !log && y0 > 0) y0 = 0;

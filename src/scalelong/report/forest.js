@@ -1,4 +1,4 @@
-/* Ratios to the baseline: a panel a measure, a row a variant. */
+/* Ratios to the baseline: one panel per measure, one row per variant. */
 
 class ForestChart {
   constructor(holder, spec) {

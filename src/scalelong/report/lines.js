@@ -1,4 +1,4 @@
-/* Curves over steps, skips or noise: one panel, small multiples, or pages of them that a slider turns. */
+/* Curves over steps, skips or noise: one panel, small multiples, or pages of them with a slider. */
 
 const MARKS = [
   (x, y) => `M${x - 3.4},${y}a3.4,3.4 0 1,0 6.8,0a3.4,3.4 0 1,0 -6.8,0`,
@@ -31,7 +31,7 @@ class LineChart {
     this.xs = [...new Set(panels.flatMap((p) => p.series.flatMap((s) => s.x)))].sort((a, b) => a - b);
   }
 
-  /* Many pages of panels: a slider turns them, the last (the middle block's) is open. */
+  /* A slider over pages of panels; starts with the last page (the middle block). */
   chooser(pages) {
     const holder = html("p", "slider", undefined, this.holder);
     const name = html("label", "", "Long skip, outermost to innermost ", holder);
@@ -164,7 +164,7 @@ class LineChart {
     return best;
   }
 
-  /* The cursor: a hair line in every panel, and what each run has there. */
+  /* The cursor: a hairline in every panel, and the value of each run. */
   point(at, index, event) {
     this.cursor = at;
     if (!this.frames) return;

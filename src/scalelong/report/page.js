@@ -1,4 +1,4 @@
-/* The page around the charts: legend, controls, samples, paper. Text from runs is only ever set as text. */
+/* Legend, controls, samples and printing. Text from runs is set with textContent only. */
 
 function swatch(parent, run) {
   const root = svg("svg", { width: 26, height: 12, viewBox: "0 0 26 12", class: "swatch", "aria-hidden": "true" }, parent);
@@ -8,10 +8,10 @@ function swatch(parent, run) {
   return root;
 }
 
-let sayLater = 0;
+let sayTimer = 0;
 function say(text) {
-  clearTimeout(sayLater);
-  sayLater = setTimeout(() => { document.getElementById("said").textContent = text; }, 150);
+  clearTimeout(sayTimer);
+  sayTimer = setTimeout(() => { document.getElementById("said").textContent = text; }, 150);
 }
 
 const state = { log: false, smooth: +document.getElementById("smooth").value };
@@ -57,7 +57,7 @@ if (slider) {
     slider.setAttribute("aria-valuetext", "step " + step);
     document.querySelectorAll(".samples").forEach((holder) => {
       const frames = [...holder.querySelectorAll("img")];
-      /* the run's newest grid that is no later than the step, else its first */
+      /* the run's newest grid up to this step, or its first */
       const there = frames.filter((img) => +img.dataset.step <= step);
       const chosen = there.length ? there[there.length - 1] : frames[0];
       for (const img of frames) img.hidden = img !== chosen;
@@ -80,7 +80,7 @@ new ResizeObserver(() => {
   cancelAnimationFrame(waiting);
   waiting = requestAnimationFrame(draw);
 }).observe(document.body);
-/* Paper has a width of its own: charts are drawn for it, and back for the screen. */
+/* Redraw the charts at the width of the paper for printing, and again for the screen. */
 addEventListener("beforeprint", () => {
   document.querySelectorAll("details.print").forEach((d) => { d.open = true; });
   document.documentElement.classList.add("printing");
