@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scalelong._text import number
 from scalelong.cli._shared import Figure, Json, check_figure, console, echo_json, print_table
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _print_orders(report: TheoryReport) -> None:
     for name, spec in report.scalings.items():
         order = orders(spec, shape.skips, shape.width, math.log(m0))
         total, main = closed_sum_of_squares(spec, shape.skips), math.exp(log_main_term(spec, shape.skips, math.log(m0)))
-        rows.append((name, order.feature, order.robustness, f"{total:.2f}", _short(main)))
+        rows.append((name, order.feature, order.robustness, f"{total:.2f}", number(main, 3)))
     title = f"The paper's predictions: N = {shape.skips}, m = {shape.width}, and M₀ = {m0:.2f} as measured"
     columns = ("scaling", "features", "robustness", "Σκ²", "Σκ_i M₀^i")
     print_table(title, columns, rows, left=3, wrap=False)
@@ -92,7 +93,7 @@ def _print_features(report: TheoryReport) -> None:
                 kaiming.scaling,
                 f"{preserving.statement:.2f}",
                 _measured(preserving.feature),
-                _short(kaiming.feature.predicted),
+                number(kaiming.feature.predicted, 3),
                 _measured(kaiming.feature),
             )
             for kaiming, preserving in _pairs(report)
@@ -110,9 +111,9 @@ def _print_gradients(report: TheoryReport) -> None:
         [
             (
                 kaiming.scaling,
-                _short(preserving.gradient.predicted),
+                number(preserving.gradient.predicted, 3),
                 _measured(preserving.gradient),
-                _short(kaiming.gradient.predicted),
+                number(kaiming.gradient.predicted, 3),
                 _measured(kaiming.gradient),
             )
             for kaiming, preserving in pairs
@@ -134,7 +135,7 @@ def _print_sweep(report: TheoryReport, init: str) -> None:
                 f"{row.r_squared:.3f}",
                 f"{row.r_squared_paths:.3f}",
                 f"{row.gradient_ratio:.2f}",
-                _short(row.constant),
+                number(row.constant, 3),
                 f"{row.spread:.2f}",
                 f"{row.spread_predicted:.2f}",
             )
@@ -152,7 +153,7 @@ def _print_robustness(report: TheoryReport, init: str) -> None:
         [
             (
                 row.scaling,
-                *map(_short, (row.perturbed, row.network, row.main_term, row.paper, row.certified)),
+                *(number(x, 3) for x in (row.perturbed, row.network, row.main_term, row.paper, row.certified)),
                 f"{row.m0:.2f}",
                 f"{row.paper_violations}, {row.certified_violations}",
             )
@@ -172,11 +173,4 @@ def _pairs(report: TheoryReport) -> list[tuple[PropagationRow, PropagationRow]]:
 
 
 def _measured(compared: Compared) -> str:
-    return f"{_short(compared.measured)} ± {_short(compared.error)}"
-
-
-def _short(value: float) -> str:
-    """Format with three digits: integers up to a hundred thousand, powers of ten beyond."""
-    if abs(value) >= 1e5:
-        return f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{number(compared.measured, 3)} ± {number(compared.error, 3)}"

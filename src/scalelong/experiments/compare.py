@@ -12,7 +12,7 @@ from scalelong.experiments.comparison import Comparison, measure_run, summarise
 from scalelong.experiments.live import Live
 from scalelong.experiments.plan import DistanceSpec, Variant, plan
 from scalelong.experiments.scheduler import Display, Ending, make_slots, run_jobs
-from scalelong.experiments.statistics import change, plus_minus, statistics_note
+from scalelong.experiments.statistics import statistics_note
 from scalelong.runs.run import COMPARISON, Run
 
 if TYPE_CHECKING:
@@ -80,24 +80,14 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    rows = comparison.rows
     seeds = "1 seed" if len(comparison.seeds) == 1 else f"{len(comparison.seeds)} seeds"
     title = f"{comparison.preset}: {comparison.steps} steps, {seeds}"
-    table = Table(title=title, title_justify="left", show_lines=True)
-    table.add_column("")
-    for row in rows:
+    table = Table("", title=title, title_justify="left", show_lines=True)
+    for row in comparison.rows:
         table.add_column(row.variant + (" (baseline)" if row.variant == comparison.baseline else ""), justify="right")
-    for measure in comparison.measures():
-        cells = []
-        for row in rows:
-            mean, ratio = row.means.get(measure.key), row.ratios.get(measure.key)
-            cells.append(
-                "–" if mean is None else plus_minus(mean) + (f"\n{escape(change(ratio))}" if ratio is not None else "")
-            )
-        table.add_row(measure.title, *cells)
-    for key, name in comparison.curves().items():
-        cells = [escape(str(row.sooner[key])) if key in row.sooner else "" for row in rows]
-        table.add_row(f"sooner at the baseline's\nfinal {name}", *cells)
+    for name, note, cells in comparison.table():
+        heading = f"{name} {note}" if name == "sooner" else name
+        table.add_row(heading, *(escape("\n".join(filter(None, cell))) for cell in cells))
     console.print(table)
     for line in (statistics_note(len(comparison.seeds)), *comparison.notes):
         console.print(f"• {line}", highlight=False, markup=False)

@@ -14,8 +14,10 @@ from scalelong.experiments.statistics import (
     Acceleration,
     Estimate,
     acceleration,
+    change,
     mean_interval,
     paired_ratio,
+    plus_minus,
     statistics_note,
 )
 from scalelong.files import write_text
@@ -175,6 +177,20 @@ class Comparison:
             if any(measure.key in run.values for run in self.runs):
                 measures.append(replace(measure, title=names.pop()) if len(names) == 1 else measure)
         return measures
+
+    def table(self) -> list[tuple[str, str, list[tuple[str, str]]]]:
+        """Title, note and, for each variant, mean and change (as text, may be empty) of each row of the table."""
+        table = []
+        for measure in self.measures():
+            cells = []
+            for row in self.rows:
+                mean, ratio = row.means.get(measure.key), row.ratios.get(measure.key)
+                cells.append(("–" if mean is None else plus_minus(mean), "" if ratio is None else change(ratio)))
+            table.append((measure.title, measure.note, cells))
+        for key, title in self.curves().items():
+            cells = [(str(row.sooner[key]) if key in row.sooner else "", "") for row in self.rows]
+            table.append(("sooner", f"at the baseline's final {title}", cells))
+        return table
 
     def curves(self) -> dict[str, str]:
         """Key and title of the curves that have accelerations: the validation loss that ranks, and FIDs."""

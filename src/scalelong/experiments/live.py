@@ -39,7 +39,7 @@ class Live:
             disable=not self.terminal,
         )
         self.tails = {job.name: Tail(job.folder / "metrics.jsonl") for job in jobs}
-        empty = dict.fromkeys([*METRICS, "left"], "")
+        empty: dict[str, Any] = dict.fromkeys([*METRICS, "left"], "")
         for job in jobs:
             self.progress.add_task(job.name, start=False, total=job.config.train.steps, mark="", **empty)
         self.tasks: dict[str, Task] = {task.description: task for task in self.progress.tasks}
@@ -99,7 +99,8 @@ class Live:
     def _read(self, name: str) -> None:
         """Update the bar and the metrics of a job from its log."""
         task, latest = self.tasks[name], self.tails[name].read()
-        self.progress.update(task.id, completed=_step(latest), **{key: _text(latest.get(key)) for key in METRICS})
+        metrics: dict[str, Any] = {key: _value(latest.get(key)) for key in METRICS}
+        self.progress.update(task.id, completed=_step(latest), **metrics)
         seconds = task.time_remaining
         left = "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
         self.progress.update(task.id, left="measuring" if task.finished else left)
@@ -121,5 +122,5 @@ def _step(latest: dict[str, Any]) -> int:
     return int(step) if isinstance(step, (int, float)) else 0
 
 
-def _text(value: Any) -> str:
+def _value(value: Any) -> str:
     return number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else ""

@@ -41,7 +41,8 @@ def run_job(job: dict[str, Any]) -> int:
 
     started = time.monotonic()
     config, run = Config.from_dict(job["config"]), Run(job["folder"])
-    _wait_for_lock(run)
+    with run.locked(timeout=LOCK_TIMEOUT):
+        pass
     try:
         result = train(config, run.folder)
     finally:
@@ -107,19 +108,6 @@ def _stop_when_closed(source: int) -> None:
     while os.read(source, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _wait_for_lock(run: Run) -> None:
-    """Wait for the runs of a killed comparison, which may still write their last checkpoint."""
-    deadline = time.monotonic() + LOCK_TIMEOUT
-    while True:
-        try:
-            with run.locked():
-                return
-        except RunError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
 
 
 def _record_resources(run: Run, started: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from scalelong._text import number
 from scalelong.monitor.alarms import Alarm
 from scalelong.monitor.log import Entry, lookup
 from scalelong.monitor.points import Points
@@ -90,7 +91,7 @@ def _oscillation(entry: Entry, name: str, k: int) -> str:
 
 
 def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else "–" if value is None else f"{value:.3g}"
+    return value if isinstance(value, str) else number(value, 3)
 
 
 def _table(rows: list[list[Any]]) -> list[str]:

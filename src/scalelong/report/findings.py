@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scalelong.experiments.comparison import CURVES, Comparison, Row
@@ -34,9 +34,17 @@ def findings(comparison: Comparison | None, labels: Sequence[str], steps: int, d
     baseline, losses = spell(comparison.baseline), _ratios(others, comparison.loss)
     lines = (
         _losses(losses, baseline, comparison.loss),
-        _oscillation(_ratios(others, "feature_oscillation"), baseline),
+        _best(
+            _ratios(others, "feature_oscillation"),
+            lambda name, by: f"Features oscillate least with {name}: {by} against {baseline}",
+            f"Features oscillate less with {baseline} than with any of the others.",
+        ),
         _sooner(others, baseline, comparison.loss),
-        _distance(_ratios(others, "frechet"), baseline),
+        _best(
+            _ratios(others, "frechet"),
+            lambda name, by: f"By Fréchet distance, samples with {name} are closest to the data: {by}",
+            f"By Fréchet distance, no samples are closer to the data than those of {baseline}.",
+        ),
     )
     headline = (
         _headline(losses, baseline, seeds) or f"{_join([spell(row.variant) for row in others])} beside {baseline}"
@@ -86,25 +94,17 @@ def _losses(losses: Mapping[str, Estimate], baseline: str, key: str) -> str | No
     return f"{_capital(CURVES[key])} against {baseline}: {listed}." if losses else None
 
 
-def _oscillation(ratios: Mapping[str, Estimate], baseline: str) -> str | None:
+def _best(ratios: Mapping[str, Estimate], best: Callable[[str, str], str], none: str) -> str | None:
+    """`best(variant, change)` for the variant with the lowest ratio, or `none` if the baseline is lower."""
     if not ratios:
         return None
     name = _lowest(ratios)
     if ratios[name].mean >= 1:
-        return f"Features oscillate less with {baseline} than with any of the others."
-    return (
-        f"Features oscillate least with {spell(name)}: {change(ratios[name])} against {baseline}{_doubt(ratios[name])}."
-    )
-
-
-def _distance(ratios: Mapping[str, Estimate], baseline: str) -> str | None:
-    if not ratios:
-        return None
-    name = _lowest(ratios)
-    if ratios[name].mean >= 1:
-        return f"By Fréchet distance, no samples are closer to the data than those of {baseline}."
-    doubt = _doubt(ratios[name])
-    return f"By Fréchet distance, samples with {spell(name)} are closest to the data: {change(ratios[name])}{doubt}."
+        return none
+    low, high = ratios[name].low, ratios[name].high
+    # With one seed there is no interval, and the caveat says what that is worth.
+    doubt = "; the interval includes no change" if low is not None and high is not None and low <= 1 <= high else ""
+    return f"{best(spell(name), change(ratios[name]))}{doubt}."
 
 
 def _sooner(others: Sequence[Row], baseline: str, key: str) -> str | None:
@@ -137,13 +137,6 @@ def _ratios(rows: Sequence[Row], key: str) -> Mapping[str, Estimate]:
 
 def _lowest(ratios: Mapping[str, Estimate]) -> str:
     return min(ratios, key=lambda name: ratios[name].mean)
-
-
-def _doubt(ratio: Estimate) -> str:
-    """With one seed there is no interval, and the caveat says what that is worth."""
-    if ratio.low is None or ratio.high is None or ratio.high < 1 or ratio.low > 1:
-        return ""
-    return "; the interval includes no change"
 
 
 def _percent(share: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from scalelong._text import number, with_interval
 from scalelong.experiments.comparison import Comparison
-from scalelong.experiments.statistics import change, plus_minus, statistics_note
+from scalelong.experiments.statistics import statistics_note
 from scalelong.report.findings import Findings
 from scalelong.report.markup import Child, Markup, element
 from scalelong.report.pictures import Frame
@@ -181,18 +181,15 @@ def results(comparison: Comparison, views: Sequence[RunView], drawn: set[str]) -
         swatch = element("span", data_swatch=own[0].index) if own else None
         note = element("small", "baseline") if row.variant == comparison.baseline else None
         columns.append(([swatch, " ", row.variant, " ", note], own))
-    rows: list[tuple[Child, list[Child], bool]] = []
-    for measure in comparison.measures():
-        cells: list[Child] = []
-        for row in comparison.rows:
-            mean, ratio = row.means.get(measure.key), row.ratios.get(measure.key)
-            shown = [] if mean is None else [element("span", plus_minus(mean), class_="mean")]
-            cells.append([*shown, element("small", change(ratio))] if ratio is not None else shown or "–")
-        rows.append(([measure.title, element("small", measure.note)], cells, False))
-    for key, title in comparison.curves().items():
-        texts = [str(row.sooner[key]) if key in row.sooner else "" for row in comparison.rows]
-        heading = ["sooner", element("small", f"at the baseline's final {title}")]
-        rows.append((heading, [element("span", text, class_="mean") for text in texts], False))
+    rows: list[tuple[Child, list[Child], bool]] = [
+        (
+            [title, element("small", note)],
+            [[element("span", mean, class_="mean"), element("small", change) if change else None]
+             for mean, change in cells],
+            False,
+        )
+        for title, note, cells in comparison.table()
+    ]  # fmt: skip
     forest = figure("forest", f"Against {comparison.baseline}", FOREST, wide=True) if "forest" in drawn else None
     return section(
         "results",
@@ -296,13 +293,13 @@ def evaluation(views: Sequence[RunView]) -> Markup | None:
     if not columns:
         return None
     cards = [stored["card"] for stored in values]
-    rows: list[tuple[Child, list[Child], bool]] = [_row("metric", [_text(card.get("metric")) for card in cards])]
+    rows: list[tuple[Child, list[Child], bool]] = [_row("metric", [_cell(card.get("metric")) for card in cards])]
     for title, key in (("distance", "frechet"), ("KID", "kid")):
         texts = [_interval(stored.get(key), stored.get(f"{key}_interval")) for stored in values]
         if key == "frechet" or any(text != "–" for text in texts):
             rows.append((title, [element("strong", text) for text in texts], False))
     for title, path in CARD.items():
-        texts = [_text(_at(card, path)) for card in cards]
+        texts = [_cell(_at(card, path)) for card in cards]
         if title in ("weights", "measured"):  # the start of a hash; a date without seconds and time zone
             texts = [text[:12] if title == "weights" else text[:16].replace("T", " ") for text in texts]
         if any(text != "–" for text in texts):
@@ -322,22 +319,22 @@ def configs(views: Sequence[RunView]) -> Markup | None:
     settings = [view.run.settings for view in known]
     keys = differing_keys(settings)
     rows: list[tuple[Child, list[Child], bool]] = [
-        (key, [_text(own.get(key)) for own in settings], False) for key in keys
+        (key, [_cell(own.get(key)) for own in settings], False) for key in keys
     ]
     records = [view.run.record for view in known]
-    rows.append(("steps done", [_text(view.run.logged_step) for view in known], False))
+    rows.append(("steps done", [_cell(view.run.logged_step) for view in known], False))
     rows.append(
         ("parameters", [f"{n:,}" if isinstance(n := r.get("parameters"), int) else "–" for r in records], False)
     )
-    rows.append(("device", [_text(record.get("device")) for record in records], False))
+    rows.append(("device", [_cell(record.get("device")) for record in records], False))
     for name in ("torch", "scalelong"):
-        rows.append((name, [_text(_at(record, ("versions", name))) for record in records], False))
+        rows.append((name, [_cell(_at(record, ("versions", name))) for record in records], False))
     complete = [
         element(
             "details",
             element("summary", f"All settings of {view.name}"),
             element("table", element("tbody", [
-                element("tr", element("th", key, scope="row"), element("td", _text(value)))
+                element("tr", element("th", key, scope="row"), element("td", _cell(value)))
                 for key, value in view.run.settings.items()
             ])),
             data_member=member([view]),
@@ -358,9 +355,9 @@ def _row(title: str, texts: Sequence[str]) -> tuple[Child, list[Child], bool]:
 def _interval(value: Any, interval: Any) -> str:
     if not isinstance(value, (int, float)):
         return "–"
-    ends = [interval.get(end) for end in ("low", "high")] if isinstance(interval, dict) else []
-    known = len(ends) == 2 and all(isinstance(end, (int, float)) for end in ends)
-    return with_interval(value, *ends) if known else number(value)
+    low, high = (interval.get("low"), interval.get("high")) if isinstance(interval, dict) else (None, None)
+    known = isinstance(low, (int, float)) and isinstance(high, (int, float))
+    return with_interval(value, low, high) if known else number(value)
 
 
 def _at(value: Any, path: Sequence[str]) -> Any:
@@ -369,13 +366,13 @@ def _at(value: Any, path: Sequence[str]) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
+def _cell(value: Any) -> str:
     if value is None or value == "":
         return "–"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (tuple, list)):
-        return ", ".join(map(_text, value))
+        return ", ".join(map(_cell, value))
     text = str(value)
     return text if len(text) <= 200 else text[:199] + "…"
 

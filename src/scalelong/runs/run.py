@@ -208,8 +208,11 @@ class Run:
     # ----------------------------------------------------------------------------------------- writing
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes out. The operating system frees the lock when its owner ends, even by SIGKILL."""
+    def locked(self, timeout: float = 0) -> Iterator[None]:
+        """Keep other processes out; wait up to `timeout` seconds for one that holds the lock.
+
+        The operating system frees the lock when its owner ends, even by SIGKILL.
+        """
         from filelock import FileLock, Timeout
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -217,7 +220,7 @@ class Run:
         owner = path.read_bytes()[:64].decode("ascii", "replace").strip() if path.is_file() else ""
         lock = FileLock(path)
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=timeout)
         except Timeout:
             raise RunError(
                 f"{self.folder} is in use by another process{f' ({owner})' if owner else ''}; "

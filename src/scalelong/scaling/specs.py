@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from scalelong._text import number
 from scalelong.errors import ScalingWarning, UnsupportedNetworkError, invalid, unknown
 
 if TYPE_CHECKING:
@@ -367,9 +368,8 @@ def kappa_notices(
     mean, whose = (PAPER_MEAN, "the paper's") if mean_ratio is None else (mean_ratio, "the data's")
     notices = []
     if total < min(mean, cap) * (1 - 1e-9):
-        text = (
-            f"Σκ² = {total:.2f} is below {whose} mean ratio {number(mean)}: the output may be too small for the noise"
-        )
+        ratio = f"{whose} mean ratio {number(mean, 3)}"
+        text = f"Σκ² = {total:.2f} is below {ratio}: the output may be too small for the noise"
         notices.append(Notice("info", text))
     elif total > cap * (1 + 1e-9):
         text = f"Σκ² = {total:.2f} is above {cap:g}, the upper end of the paper's range: features may oscillate more"
@@ -381,10 +381,6 @@ def kappa_notices(
         )
         notices.append(Notice("warning", text))
     return notices
-
-
-def number(value: float) -> str:
-    return f"{value:.2f}" if value < 1000 else f"{value:.3g}"
 
 
 def _construct(name: str, options: dict[str, Any]) -> Scaling:

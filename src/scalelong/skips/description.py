@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scalelong._modules import evaluating, first_tensor
+from scalelong._text import number
 from scalelong.scaling import NoScaling, Scaling, SkipScaling
 from scalelong.skips.application import sites_of, unwrapped
 from scalelong.skips.hooks import Handle, attach, attach_scaler, scaling_of, split_trailing
@@ -55,7 +56,7 @@ class Row:
         cells = [str(self.index), self.source or "?", self.path, kappa]
         if measured:
             shape = "×".join(map(str, self.shape)) if self.shape else "not called"
-            cells += [shape, *("–" if v is None else f"{v:.3f}" for v in (self.felt, self.norm_passes))]
+            cells += [shape, *(number(v, 3) for v in (self.felt, self.norm_passes))]
         return cells
 
 
