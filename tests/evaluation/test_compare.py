@@ -1,12 +1,14 @@
 """Comparisons: evaluations are ranked only if their cards allow it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_pictures import pictures
 from torch import nn
 
 from scalelong.errors import EvaluationError, InvalidValueError, UnknownNameError
-from scalelong.evaluation import Generation, ModuleExtractor, compare, evaluate_images, images_reference
+from scalelong.evaluation import METRICS, Generation, ModuleExtractor, compare, evaluate_images, images_reference
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def evaluations(extractor, other):
     return evaluation
 
 
-def test_like_is_ranked_with_like(evaluations):
+def test_evaluations_with_equal_cards_are_ranked(evaluations):
     comparison = compare({"near": evaluations(), "far": evaluations(low=120, step=7)})
     assert comparison.ranking == ("near", "far")
     assert [remark.field for remark in comparison.remarks] == ["step"]
@@ -45,7 +47,7 @@ def test_like_is_ranked_with_like(evaluations):
         ({"ema": 0.0}, "ema"),
     ],
 )
-def test_what_differs_is_named_and_not_ranked(evaluations, change, field):
+def test_a_difference_is_named_and_rules_out_a_ranking(evaluations, change, field):
     comparison = compare({"a": evaluations(), "b": evaluations(**change)})
     assert [difference.field for difference in comparison.differences] == [field]
     assert not comparison.comparable
@@ -59,9 +61,9 @@ def test_another_reference_extractor_or_resize_is_not_ranked(evaluations, extrac
     differences = compare({"a": evaluations(), "b": evaluations(reference=shorter)}).differences
     assert [difference.field for difference in differences] == ["reference", "n of the reference"]
     torch.manual_seed(3)
-    stranger = ModuleExtractor(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU()), "small", resize="another")
-    against = images_reference(other, stranger, name="others")
-    differences = compare({"a": evaluations(), "b": evaluations(reference=against, network=stranger)}).differences
+    different = ModuleExtractor(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU()), "small", resize="another")
+    against = images_reference(other, different, name="others")
+    differences = compare({"a": evaluations(), "b": evaluations(reference=against, network=different)}).differences
     assert [difference.field for difference in differences] == ["weights", "resize"]
 
 
@@ -70,7 +72,7 @@ def test_a_reference_by_another_name_is_the_same_reference(evaluations, extracto
     assert compare({"a": evaluations(), "b": evaluations(reference=renamed)}).comparable
 
 
-def test_what_the_comparison_is_about_may_vary(evaluations):
+def test_fields_named_by_vary_may_differ(evaluations):
     pair = {"a": evaluations(), "b": evaluations(sampler="ddpm")}
     comparison = compare(pair, vary=["sampler"])
     assert comparison.comparable
@@ -81,3 +83,12 @@ def test_what_the_comparison_is_about_may_vary(evaluations):
         compare(pair, vary=["samplr"])
     with pytest.raises(EvaluationError, match="at least 2"):
         compare({"a": pair["a"]})
+
+
+def test_any_metric_can_rank_and_higher_may_be_better(evaluations, monkeypatch):
+    pair = {"near": evaluations(), "far": evaluations(low=120)}
+    assert compare(pair, metric="kid").ranking == ("near", "far")
+    monkeypatch.setitem(METRICS, "kid", replace(METRICS["kid"], higher_is_better=True))
+    assert compare(pair, metric="kid").ranking == ("far", "near")
+    with pytest.raises(UnknownNameError, match="recall"):
+        compare(pair, metric="recall")

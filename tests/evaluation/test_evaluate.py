@@ -55,23 +55,23 @@ def by_hand(extractor, array):
 
 def test_values_are_those_of_the_features(extractor, other):
     array = pictures(70)
-    found = evaluate_images(array, other, extractor)
+    result = evaluate_images(array, other, extractor)
     (features, moments), (others, target) = by_hand(extractor, array), by_hand(extractor, other)
-    assert found.frechet == pytest.approx(frechet_distance(moments, target).value, rel=1e-9)
+    assert result.frechet == pytest.approx(frechet_distance(moments, target).value, rel=1e-9)
     expected = kernel_distance(torch.from_numpy(features), torch.from_numpy(others)).value
-    assert found.kid == pytest.approx(expected, rel=1e-6)
-    assert list(found.values) == ["frechet", "kid"]
-    for value in found.values.values():
+    assert result.kid == pytest.approx(expected, rel=1e-6)
+    assert list(result.values) == ["frechet", "kid"]
+    for value in result.values.values():
         assert value.interval.low < value.value < value.interval.high
-    assert found.values["frechet"].details == {"rank": 6, "rank_reference": 6}
-    assert {"n": 70, "subsets": 10, "subset_size": 6}.items() <= found.values["kid"].details.items()
+    assert result.values["frechet"].details == {"rank": 6, "rank_reference": 6}
+    assert {"n": 70, "subsets": 10, "subset_size": 6}.items() <= result.values["kid"].details.items()
 
 
 def test_metrics_are_chosen_by_name(extractor, other):
-    found = evaluate_images(pictures(50), other, extractor, metrics=["kid"], interval=False)
-    assert list(found.values) == ["kid"]
-    assert found.values["kid"].interval is None
-    assert found.card.metric == "KID"
+    result = evaluate_images(pictures(50), other, extractor, metrics=["kid"], interval=False)
+    assert list(result.values) == ["kid"]
+    assert result.values["kid"].interval is None
+    assert result.card.metric == "KID"
     with pytest.raises(UnknownNameError, match="kdi.*kid"):
         evaluate_images(pictures(50), other, extractor, metrics=["kdi"])
     with pytest.raises(EvaluationError, match="small.*fid.*frechet"):
@@ -87,14 +87,14 @@ def test_a_registered_metric_is_computed_stored_and_read(extractor, other, monke
         return MetricValue(float((samples.moments.mean - reference.moments.mean).norm()), details={"width": 6})
 
     monkeypatch.setitem(METRICS, "shift", Metric("Shift", mean_shift))
-    found = evaluate_images(pictures(50), other, extractor)
-    assert list(found.values) == ["frechet", "kid", "shift"]
-    assert found.values["shift"].value > 0
-    found.save(tmp_path / "evaluation.json")
+    result = evaluate_images(pictures(50), other, extractor)
+    assert list(result.values) == ["frechet", "kid", "shift"]
+    assert result.values["shift"].value > 0
+    result.save(tmp_path / "evaluation.json")
     stored = json.loads((tmp_path / "evaluation.json").read_text())
-    assert stored["metrics"]["shift"]["value"] == found.values["shift"].value
+    assert stored["metrics"]["shift"]["value"] == result.values["shift"].value
     monkeypatch.delitem(METRICS, "shift")
-    assert Evaluation.load(tmp_path / "evaluation.json") == found
+    assert Evaluation.load(tmp_path / "evaluation.json") == result
 
 
 def test_every_image_source_gives_the_same_values(extractor, other, tmp_path):
@@ -108,13 +108,13 @@ def test_every_image_source_gives_the_same_values(extractor, other, tmp_path):
         folder,
         str(folder),
     ]
-    found = [evaluate_images(way, other, extractor, batch_size=16) for way in ways]
-    for evaluation in found:
-        assert evaluation.frechet == pytest.approx(found[0].frechet, rel=1e-6)
-        assert evaluation.kid == pytest.approx(found[0].kid, rel=1e-4)
-        assert evaluation.card.content == found[0].card.content
+    result = [evaluate_images(way, other, extractor, batch_size=16) for way in ways]
+    for evaluation in result:
+        assert evaluation.frechet == pytest.approx(result[0].frechet, rel=1e-6)
+        assert evaluation.kid == pytest.approx(result[0].kid, rel=1e-4)
+        assert evaluation.card.content == result[0].card.content
         assert evaluation.card.n == 50
-    assert found[4].card.images == "set"
+    assert result[4].card.images == "set"
 
 
 def test_n_takes_the_first_images(extractor, other):
@@ -124,12 +124,12 @@ def test_n_takes_the_first_images(extractor, other):
         assert evaluate_images(images, other, extractor, n=30).card.content == first.card.content
 
 
-def test_fid_is_only_what_fids_inception_gives(extractor, other):
-    found = evaluate_images(pictures(50), other, extractor)
-    assert found.fid is None
-    assert "fid" not in found.values
-    assert found.card.metric == "Fréchet distance of small (not FID)"
-    assert any("not FID" in note for note in found.card.notes)
+def test_only_fids_inception_gives_fid(extractor, other):
+    result = evaluate_images(pictures(50), other, extractor)
+    assert result.fid is None
+    assert "fid" not in result.values
+    assert result.card.metric == "Fréchet distance of small (not FID)"
+    assert any("not FID" in note for note in result.card.notes)
     extractor.is_fid = True
     assert (again := evaluate_images(pictures(50), other, extractor)).fid == again.frechet
     assert again.card.metric == "FID"
@@ -142,18 +142,18 @@ def test_the_card_says_that_n_biases_the_distance(extractor, other):
 def test_too_few_images_warn_with_the_rank(other):
     wide = ModuleExtractor(nn.Flatten(), "wide")  # 192 features
     with pytest.warns(EvaluationWarning) as caught:
-        found = evaluate_images(pictures(40), other, wide)
+        result = evaluate_images(pictures(40), other, wide)
     assert "40 images are too few for 192 features: their covariance has rank 39" in str(caught[0].message)
     assert "60 reference images" in str(caught[1].message)
-    assert found.values["frechet"].details["rank"] == 39
-    assert math.isfinite(found.frechet)
+    assert result.values["frechet"].details["rank"] == 39
+    assert math.isfinite(result.frechet)
 
 
 def test_evaluation_json_round_trips(extractor, other, tmp_path):
     made = Generation(sampler="ddim", evaluations=50, guidance=1.5, ema=0.999, sample_seed=1, step=10)
-    found = evaluate_images(pictures(50), other, extractor, generation=made)
-    found.save(tmp_path / "evaluation.json")
-    assert Evaluation.load(tmp_path / "evaluation.json") == found
+    result = evaluate_images(pictures(50), other, extractor, generation=made)
+    result.save(tmp_path / "evaluation.json")
+    assert Evaluation.load(tmp_path / "evaluation.json") == result
     stored = json.loads((tmp_path / "evaluation.json").read_text())
     keys = {"fid", "frechet", "frechet_interval", "kid", "kid_spread", "kid_interval", "metrics", "card"}
     assert keys <= stored.keys()
@@ -163,15 +163,15 @@ def test_evaluation_json_round_trips(extractor, other, tmp_path):
 
 def test_evaluation_json_of_older_versions_is_read(extractor, other, tmp_path):
     """Without `metrics`; ranks and KID's subsets were on the card."""
-    found = evaluate_images(pictures(50), other, extractor)
-    data = found.to_dict()
+    result = evaluate_images(pictures(50), other, extractor)
+    data = result.to_dict()
     del data["metrics"]
     data["card"] |= {"rank": 6, "kid_n": 50, "kid_subsets": 10, "kid_subset_size": 5}
     (tmp_path / "evaluation.json").write_text(json.dumps(data))
     again = Evaluation.load(tmp_path / "evaluation.json")
-    assert again.card == found.card
-    assert again.values["kid"] == found.values["kid"]
-    assert again.values["frechet"].interval == found.values["frechet"].interval
+    assert again.card == result.card
+    assert again.values["kid"] == result.values["kid"]
+    assert again.values["frechet"].interval == result.values["frechet"].interval
     recorded = Evaluation.load(RESULTS / "fid-cifar10-train-vs-test.json")
     assert recorded.fid == pytest.approx(5.215, abs=1e-3)
 
@@ -187,7 +187,7 @@ def test_bad_evaluation_files_are_named(tmp_path):
 # ------------------------------------------------------------------------------------------------ bad input
 
 
-def test_fewer_images_than_asked_for(extractor, other, tmp_path):
+def test_too_few_images_are_refused(extractor, other, tmp_path):
     array = pictures(20)
     for images in (array, write_pictures(tmp_path / "few", array)):
         with pytest.raises(EvaluationError, match=r"expected 30 images, but \w+ has 20"):
@@ -205,7 +205,7 @@ def test_mixed_sizes_name_the_file(extractor, other, tmp_path):
         evaluate_images(iter([pictures(5), pictures(5, size=9)]), other, extractor)
 
 
-def test_a_folder_without_images(extractor, other, tmp_path):
+def test_a_folder_without_images_is_refused(extractor, other, tmp_path):
     (tmp_path / "readme.txt").write_text("no image")
     with pytest.raises(DataError, match=str(tmp_path)):
         evaluate_images(tmp_path, other, extractor)
@@ -259,10 +259,10 @@ def test_reference_files_round_trip(extractor, other, tmp_path):
 def test_pytorch_fids_moments_serve_as_a_reference(extractor, other, tmp_path):
     _, moments = by_hand(extractor, other)
     np.savez(tmp_path / "stats.npz", mu=moments.mean.numpy(), sigma=moments.covariance.numpy())
-    found = evaluate_images(pictures(50), tmp_path / "stats.npz", extractor)
-    assert found.frechet == pytest.approx(evaluate_images(pictures(50), other, extractor).frechet, rel=1e-9)
-    assert found.kid is None
-    assert any("does not record" in note for note in found.card.notes)
+    result = evaluate_images(pictures(50), tmp_path / "stats.npz", extractor)
+    assert result.frechet == pytest.approx(evaluate_images(pictures(50), other, extractor).frechet, rel=1e-9)
+    assert result.kid is None
+    assert any("does not record" in note for note in result.card.notes)
     with pytest.raises(EvaluationError, match="kid.*moments"):
         evaluate_images(pictures(50), tmp_path / "stats.npz", extractor, metrics=["kid"])
     with pytest.raises(EvaluationError, match="stats does not record"):
@@ -289,9 +289,9 @@ def test_unusable_references_are_refused(extractor, other, tmp_path):
         as_reference(tmp_path / "bad.safetensors", extractor)
     reference = images_reference(other, extractor)
     torch.manual_seed(9)
-    stranger = ModuleExtractor(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU()), "small")
+    different = ModuleExtractor(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU()), "small")
     with pytest.raises(EvaluationError, match="have weights"):
-        evaluate_images(other, reference, stranger)
+        evaluate_images(other, reference, different)
 
 
 @pytest.fixture
@@ -322,15 +322,15 @@ def test_dataset_statistics_are_computed_once_and_resumed(grey, monkeypatch, tmp
     with pytest.raises(Interrupted):
         dataset_reference("digits", "train", grey, 400)
     assert sum(calls) == 250
-    found = dataset_reference("digits", "train", grey, 400)  # resumes after the 200 that were saved
+    result = dataset_reference("digits", "train", grey, 400)  # resumes after the 200 that were saved
     assert sum(calls) == 250 + 200
     whole = images_reference(images[:400], grey)
-    assert found.card.content == whole.card.content
-    assert (found.card.name, found.card.split, found.card.n) == ("digits", "train", 400)
-    torch.testing.assert_close(found.features.moments.covariance, whole.features.moments.covariance)
-    assert torch.equal(found.features.kept, whole.features.kept)
+    assert result.card.content == whole.card.content
+    assert (result.card.name, result.card.split, result.card.n) == ("digits", "train", 400)
+    torch.testing.assert_close(result.features.moments.covariance, whole.features.moments.covariance)
+    assert torch.equal(result.features.kept, whole.features.kept)
     before = sum(calls)
-    assert dataset_reference("digits", "train", grey, 400).card == found.card  # from the cache
+    assert dataset_reference("digits", "train", grey, 400).card == result.card  # from the cache
     assert sum(calls) == before
     longer = dataset_reference("digits", "train", grey, 500)  # from the shorter one's end
     assert sum(calls) == before + 100
@@ -342,11 +342,11 @@ def test_dataset_statistics_are_computed_once_and_resumed(grey, monkeypatch, tmp
         dataset_reference("digits", "train", grey, 10**6)
 
 
-def test_datasets_stand_on_both_sides(grey, monkeypatch, tmp_path):
+def test_datasets_by_name_work_on_both_sides(grey, monkeypatch, tmp_path):
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
-    found = evaluate_images("digits:validation", "digits:train:300", grey, n=200)
-    assert (found.card.n, found.card.reference.n) == (200, 300)
-    assert found.card.images == "digits (validation)"
+    result = evaluate_images("digits:validation", "digits:train:300", grey, n=200)
+    assert (result.card.n, result.card.reference.n) == (200, 300)
+    assert result.card.images == "digits (validation)"
     same = evaluate_images("digits:train:300", "digits:train:300", grey)
     assert same.frechet < 1e-9
     assert "the images are the reference itself" in same.card.notes

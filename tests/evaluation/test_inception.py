@@ -64,7 +64,7 @@ def test_cifar_to_299_is_the_definition_bit_for_bit():
     np.testing.assert_array_equal(resized, transcription(image, 299))
 
 
-def test_an_image_of_the_size_asked_for_is_unchanged():
+def test_an_image_of_the_target_size_is_unchanged():
     image = torch.randint(0, 256, (2, 299, 299, 3), dtype=torch.uint8)
     assert torch.equal(resize_tf1(image, 299).permute(0, 2, 3, 1), image.float())
 

@@ -164,7 +164,7 @@ def test_frechet_interval_has_the_width_of_the_true_sampling_spread():
     assert 0.75 < spread / truth < 1.25
 
 
-def test_interval_contains_the_figure_and_narrows_as_the_root_of_n():
+def test_interval_contains_the_value_and_narrows_as_the_root_of_n():
     psi = torch.randn(500, generator=torch.Generator().manual_seed(6), dtype=F64)
     few, many = (bootstrap(3.0, psi, n, seed=1) for n in (500, 50_000))
     assert few.low < 3.0 < few.high
@@ -193,8 +193,8 @@ def double_loop(x, y):
 def test_kid_is_the_double_loop(m, n, width, seed):
     random = np.random.default_rng(seed)
     x, y = random.standard_normal((m, width)), random.standard_normal((n, width)) + 0.5
-    found = kernel_distance(torch.from_numpy(x), torch.from_numpy(y))
-    assert found.value == pytest.approx(double_loop(x, y), rel=1e-9, abs=1e-12)
+    result = kernel_distance(torch.from_numpy(x), torch.from_numpy(y))
+    assert result.value == pytest.approx(double_loop(x, y), rel=1e-9, abs=1e-12)
 
 
 def test_blocks_leave_no_pair_out(monkeypatch):
@@ -207,10 +207,10 @@ def test_blocks_leave_no_pair_out(monkeypatch):
 def test_spread_is_the_deviation_of_kid_over_disjoint_subsets():
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(45, 5, dtype=torch.float64, generator=generator) for _ in range(2))
-    found = kernel_distance(x, y, subset_size=11)
+    result = kernel_distance(x, y, subset_size=11)
     parts = [double_loop(x[k : k + 11].numpy(), y[k : k + 11].numpy()) for k in range(0, 44, 11)]
-    assert found.subsets == 4
-    assert found.spread == pytest.approx(float(np.std(parts, ddof=1)), rel=1e-9)
+    assert result.subsets == 4
+    assert result.spread == pytest.approx(float(np.std(parts, ddof=1)), rel=1e-9)
 
 
 def test_a_subset_agrees_with_torchmetrics():
@@ -235,9 +235,9 @@ def test_kid_interval_has_the_width_of_the_true_sampling_spread():
     """The reference fixed and the images drawn anew, 150 times."""
     generator = torch.Generator().manual_seed(3)
     reference = torch.randn(300, 8, generator=generator) + 0.3
-    found = [kernel_distance(torch.randn(150, 8, generator=generator), reference) for _ in range(150)]
-    truth = float(np.std([kid.value for kid in found]))
-    intervals = [bootstrap(kid.value, kid.influence, 150, replicates=300) for kid in found[:40]]
+    result = [kernel_distance(torch.randn(150, 8, generator=generator), reference) for _ in range(150)]
+    truth = float(np.std([kid.value for kid in result]))
+    intervals = [bootstrap(kid.value, kid.influence, 150, replicates=300) for kid in result[:40]]
     spread = float(np.mean([(interval.high - interval.low) / (2 * 1.96) for interval in intervals]))
     assert 0.75 < spread / truth < 1.25
 

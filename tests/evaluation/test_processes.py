@@ -85,13 +85,13 @@ def test_each_image_falls_to_one_process(two):
 def test_every_process_has_the_values_of_one_process(two, way, n):
     alone = evaluate_images(pictures(51)[:n], pictures(60, seed=1, high=200), network())
     for process in two:
-        found = process["results"][way]
-        assert found["card"]["n"] == n
-        assert found["card"]["processes"] == 2
-        assert found["card"]["content"] == alone.card.content
-        assert found["card"]["reference"]["content"] == alone.card.reference.content
-        np.testing.assert_allclose(found["frechet"], alone.frechet, rtol=1e-6)
-        np.testing.assert_allclose(found["kid"], alone.kid, rtol=1e-4)
+        result = process["results"][way]
+        assert result["card"]["n"] == n
+        assert result["card"]["processes"] == 2
+        assert result["card"]["content"] == alone.card.content
+        assert result["card"]["reference"]["content"] == alone.card.reference.content
+        np.testing.assert_allclose(result["frechet"], alone.frechet, rtol=1e-6)
+        np.testing.assert_allclose(result["kid"], alone.kid, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_features_far_from_zero_lose_nothing_to_cancellation():
     assert np.abs(sums.numpy() / 999 - exact).max() > 1e-3
 
 
-def test_what_is_kept_depends_on_indices_alone():
+def test_the_kept_features_depend_on_indices_only():
     features = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
     one = accumulate(features, 17, keep=300).result().kept
     backwards = FeatureAccumulator(keep=300)

@@ -21,8 +21,8 @@ def test_a_weights_file_with_another_hash_is_not_opened(tmp_path):
 
     path = tmp_path / "weights.pt"
     path.write_bytes(pickle.dumps(Bomb()))
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    with pytest.raises(EvaluationError, match=f"did not open.*got {found}"):
+    result = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(EvaluationError, match=f"did not open.*got {result}"):
         InceptionExtractor(path)
     with pytest.raises(EvaluationError, match="does not exist"):
         InceptionExtractor(tmp_path / "nowhere.pt")
@@ -32,10 +32,10 @@ def test_a_weights_file_with_another_hash_is_not_opened(tmp_path):
 def test_a_torchscript_archive_is_read_in_order(tmp_path):
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
     torch.jit.save(torch.jit.script(network), tmp_path / "net.pt")
-    found = read_torchscript(tmp_path / "net.pt")
-    assert list(found) == list(network.state_dict())
+    result = read_torchscript(tmp_path / "net.pt")
+    assert list(result) == list(network.state_dict())
     for name, tensor in network.state_dict().items():
-        assert torch.equal(found[name], tensor)
+        assert torch.equal(result[name], tensor)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
