@@ -125,7 +125,7 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> str:
 
 
 def open_npy(path: Path, mode: Literal["r", "c"] | None = "r") -> npt.NDArray[Any]:
-    """Memory-map a .npy file. Pickled objects are refused."""
+    """Memory-map a .npy file. Pickled objects are an error."""
     with open(path, "rb") as file:  # np.load goes by the first bytes and would open a zip file as many arrays
         if file.read(6) != b"\x93NUMPY":
             raise ValueError("it is not an array")

@@ -34,7 +34,10 @@ Rows = dict[str, dict[str, Any]]  # of metadata.jsonl, by file name
 def read_folder(root: Path, split: str, options: Options, skip_bad: bool = False) -> Reading:
     """Read the images of one split of a folder, in the order of their names."""
     base, part = _split_folder(root, split, options.holdout)
-    images, texts, ignored = _walk(base)
+    files = [name for name in _files(base) if not os.path.basename(name).startswith(".")]
+    images = sorted(name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES)
+    texts = {name.removesuffix(".txt") for name in files if name.endswith(".txt")}
+    ignored = len(files) - len(images) - len(texts) - (METADATA in files)
     chosen = [name for name in images if part.includes(name, options.holdout)]
     if not chosen:
         holdout = f" with holdout {options.holdout}" if options.holdout else ""
@@ -43,7 +46,7 @@ def read_folder(root: Path, split: str, options: Options, skip_bad: bool = False
     rows = _metadata(base)
     class_names, labels = _labels(base, images, chosen, rows or {})
     if rows is None:
-        captioned = any(_stem(name) in texts for name in chosen)
+        captioned = any(os.path.splitext(name)[0] in texts for name in chosen)
     else:
         captioned = any(_texts(rows.get(name, {})) for name in chosen)
     names = sorted(set(rows or ()).difference(images)) + chosen  # missing files first: they are errors
@@ -61,16 +64,27 @@ def read_folder(root: Path, split: str, options: Options, skip_bad: bool = False
 def listing_sha256(root: Path) -> str:
     """Return a hash of the name, size and time of every file, so that a changed folder is prepared again."""
     digest = hashlib.sha256()
-    for folder, files in _folders(root):
-        for name in files:
-            path = os.path.join(folder, name)
-            try:
-                status = os.stat(path)
-                line = f"{os.path.relpath(path, root)}\0{status.st_size}\0{status.st_mtime_ns}\n"
-            except OSError:
-                line = f"{os.path.relpath(path, root)}\0unreadable\n"
-            digest.update(line.encode("utf-8", "surrogateescape"))
+    for name in _files(root):
+        try:
+            status = os.stat(root / name)
+            line = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"
+        except OSError:
+            line = f"{name}\0unreadable\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
+
+
+def _files(base: Path) -> Iterator[str]:
+    """Yield the names of all files in visible folders, following links without going round in circles."""
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(base, followlinks=True):
+        if os.path.realpath(folder) in seen:
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(folder))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__MACOSX")
+        inside = os.path.relpath(folder, base).replace(os.sep, "/")
+        yield from (name if inside == "." else f"{inside}/{name}" for name in sorted(files))
 
 
 def _split_folder(root: Path, split: str, holdout: float) -> tuple[Path, Part]:
@@ -86,43 +100,6 @@ def _split_folder(root: Path, split: str, holdout: float) -> tuple[Path, Part]:
         folders = {"train": root}
     part = choose_split(split, folders, holdout, str(root))
     return folders[part.split], part
-
-
-def _walk(base: Path) -> tuple[list[str], set[str], int]:
-    """Return image names, the stems of .txt files (relative to `base`, with slashes) and the number of other files."""
-    images, texts, others = [], set(), 0
-    for folder, names in _folders(base):
-        inside = os.path.relpath(folder, base).replace(os.sep, "/")
-        for name in (name if inside == "." else f"{inside}/{name}" for name in names if not name.startswith(".")):
-            suffix = os.path.splitext(name)[1]
-            if suffix.lower() in SUFFIXES:
-                images.append(name)
-            elif suffix == ".txt":
-                texts.add(_stem(name))
-            elif name != METADATA:
-                others += 1
-    return sorted(images), texts, others
-
-
-def _folders(base: Path) -> Iterator[tuple[str, list[str]]]:
-    """Walk through visible folders, following links without going round in circles."""
-    seen: set[tuple[int, int]] = set()
-    for folder, folders, files in os.walk(base, followlinks=True):
-        try:
-            status = os.stat(folder)
-        except OSError:
-            folders.clear()
-            continue
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__MACOSX")
-        yield folder, sorted(files)
-
-
-def _stem(name: str) -> str:
-    return os.path.splitext(name)[0]
 
 
 def _labels(
@@ -144,8 +121,8 @@ def _labels(
             f"{base} has images both beside and inside its subfolders ({printable(loose)}, {printable(nested[0])}); "
             "put every image into the folder of its class, or none"
         )
-    names = tuple(sorted({name.split("/", 1)[0] for name in nested}))
-    return names, {name: names.index(name.split("/", 1)[0]) for name in chosen}
+    names, number = number_classes({name.split("/", 1)[0] for name in images}, str(base))
+    return names, {name: number[name.split("/", 1)[0]] for name in chosen}
 
 
 def _texts(row: dict[str, Any]) -> tuple[str, ...]:

@@ -176,10 +176,10 @@ def _verify(spec: DatasetSpec, manifest: dict[str, Any]) -> None:
         )
 
 
-def prepared(root: Path | None = None) -> list[dict[str, Any]]:
+def prepared() -> list[dict[str, Any]]:
     """Return the manifests of all prepared datasets, each with its folder."""
     manifests = []
-    for path in sorted((root or _data_dir()).glob(f"[!.]*/[!.]*/{MANIFEST}")):
+    for path in sorted(_data_dir().glob(f"[!.]*/[!.]*/{MANIFEST}")):
         try:
             manifests.append({**image_manifest(path.parent), "folder": str(path.parent)})
         except DataError:

@@ -267,7 +267,7 @@ def _emoji_icons(paths: list[Path], part: Part) -> Iterator[Example]:
         for title, icon in sorted(icons["icons"].items()):
             known = spelling.get(title) if name == EMOJI_SETS[-1] else title
             colours = set(re.findall(r"#[0-9a-fA-F]{3,8}|url|currentColor", icon["body"]))
-            # Skipped: no category; old names kept for compatibility; white symbols made to be laid on others.
+            # Skipped: no category; old names kept for compatibility; white symbols meant for a coloured background.
             if known not in category or icon.get("hidden") or colours == {"#fff"}:
                 continue
             label, caption = category[known], known.replace("-", " ")
