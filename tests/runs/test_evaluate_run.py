@@ -1,4 +1,4 @@
-"""Evaluating a network with its run's config, once and on the way through training."""
+"""Evaluating a network with its run's config, once and during training."""
 
 import json
 
@@ -55,7 +55,7 @@ def test_samples_depend_on_the_seed_and_not_on_the_batch(run):
     assert content(seed=1) != content()
 
 
-def test_evaluation_on_the_way_writes_a_card_a_step(run):
+def test_evaluation_during_training_writes_one_card_per_step(run):
     config = override(run.config, {"evaluate.every": 5, "evaluate.n": 20, "evaluate.extractor": "small"})
     evaluation = TrainingEvaluation(config, run.folder)
     assert [step for step in range(1, 12) if evaluation.due(step, last=step == 11)] == [5, 10, 11]
@@ -81,4 +81,4 @@ def test_training_logs_evaluations_and_resumes_with_them(tmp_path):
     plain = override(config, {"evaluate.every": 0, "train.steps": 5})
     train(plain, tmp_path / "plain", quiet=True)
     others = [json.loads(line) for line in (tmp_path / "plain" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["loss"] for line in others] == [line["loss"] for line in lines]  # looking changes nothing
+    assert [line["loss"] for line in others] == [line["loss"] for line in lines]  # evaluation changes nothing

@@ -48,7 +48,7 @@ def test_the_batch_size_and_the_start_never_change_an_image(plain):
     assert not np.array_equal(whole, images(plain, n=6, seed=1))
 
 
-def test_classes_are_taken_in_turn_or_as_asked(by_class):
+def test_classes_alternate_or_follow_the_request(by_class):
     trained = load_run(by_class)
     assert trained.facts.null_y == 10
     assert trained.facts.shapes.label_rows == 11
@@ -81,7 +81,7 @@ def test_names_and_numbers_of_classes():
     assert label_of("0", ["dog", "cat"]) == 0
 
 
-def test_the_sample_command_writes_a_sheet_or_a_folder(tmp_path, plain, capsys):
+def test_the_sample_command_writes_a_grid_or_a_folder(tmp_path, plain, capsys):
     for arguments in (["--out", str(tmp_path / "grid.png")], ["--out", str(tmp_path / "folder"), "--first", "3"]):
         with pytest.raises(SystemExit) as left:
             main(["sample", str(plain), "--n", "5", "--steps", "3", *arguments])
@@ -94,7 +94,7 @@ def test_the_sample_command_writes_a_sheet_or_a_folder(tmp_path, plain, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["sample", "nowhere"], "nowhere is not a run folder"),
         (["sample", "RUN", "--sampler", "dpm"], "unknown sampler 'dpm'"),
@@ -107,14 +107,14 @@ def test_the_sample_command_writes_a_sheet_or_a_folder(tmp_path, plain, capsys):
         (["train", "--data", "/nowhere/at/all", "--out", "RUN-x"], "/nowhere/at/all"),
     ],
 )
-def test_commands_answer_in_one_sentence(tmp_path, plain, capsys, monkeypatch, arguments, sentence):
+def test_commands_report_errors_in_one_line(tmp_path, plain, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
         main([str(plain) if a == "RUN" else a for a in arguments])
     assert left.value.code == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ")
-    assert sentence in err
+    assert message in err
     assert len(err.strip().splitlines()) == 1
 
 
@@ -137,7 +137,7 @@ def test_presets_are_listed_with_their_cost(capsys):
     assert rows["cifar10-uvit-s"]["flop_per_step"] == pytest.approx(6 * 44e6 * 257 * 128, rel=0.15)
 
 
-def test_a_sheet_has_a_column_for_each_class(by_class, plain, tmp_path):
+def test_a_grid_has_a_column_for_each_class(by_class, plain, tmp_path):
     for run, options, columns in ((by_class, [], 10), (by_class, ["--class", "3"], 5), (plain, [], 5)):
         with pytest.raises(SystemExit):
             main(["sample", str(run), "--n", "20", "--steps", "1", *options, "--out", str(tmp_path / "grid.png")])
@@ -147,7 +147,7 @@ def test_a_sheet_has_a_column_for_each_class(by_class, plain, tmp_path):
         assert width * (9 * rows + 1) == height * (9 * columns + 1)  # images of 8 pixels, lines of one between them
 
 
-def test_a_sheet_has_a_column_for_each_prompt(plain):
+def test_a_grid_has_a_column_for_each_prompt(plain):
     facts = load_run(plain).facts
     asked = [
         ["a sun"],
@@ -165,7 +165,7 @@ def test_a_sheet_has_a_column_for_each_prompt(plain):
     [("digits-class", {"train__steps": 2000, "model__embed_dim": 64, "model__depth": 12, "model__num_heads": 4})],
 )
 def test_samples_follow_their_condition(tmp_path, name, settings):
-    """A linear probe of real images finds the class asked for far more often than in unconditional samples."""
+    """A linear probe of real images finds the requested class far more often than in unconditional samples."""
     spec = importlib.util.spec_from_file_location("condition", REPOSITORY / "benchmarks" / "condition.py")
     condition = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(condition)

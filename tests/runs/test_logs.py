@@ -73,7 +73,7 @@ def test_an_absent_file_is_empty(tmp_path):
     assert Tail(tmp_path / "no.jsonl").read() == {}
 
 
-def test_a_tail_sees_what_is_new_and_what_was_cut(tmp_path):
+def test_a_tail_reads_what_is_new_and_notices_a_cut(tmp_path):
     path = tmp_path / "metrics.jsonl"
     tail = Tail(path)
     path.write_text('{"step": 1, "loss": 1.0, "val_loss": 2.0}\n{"step": 2, "lo')
@@ -103,4 +103,4 @@ def test_a_million_lines_are_read_in_seconds(tmp_path):
     before = time.process_time()
     columns = read_columns(path)
     assert len(columns["loss"]) == 1_000_000
-    assert time.process_time() - before < 15  # processor time; about 5 s measured
+    assert time.process_time() - before < 15  # CPU time; about 3 s measured

@@ -257,7 +257,7 @@ def known_keys() -> list[str]:
 _SECTIONS: dict[str, type] = {
     name: kind
     for name, kind in typing.get_type_hints(Config).items()
-    if name != "scaling" and dataclasses.is_dataclass(kind)
+    if name != "scaling" and isinstance(kind, type) and dataclasses.is_dataclass(kind)
 }
 
 

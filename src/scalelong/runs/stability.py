@@ -40,12 +40,6 @@ class StabilityArrays:
         blocks = self.header.get("blocks")
         return [str(block) for block in blocks] if isinstance(blocks, list) else []
 
-    @property
-    def times(self) -> list[float]:
-        """The edges of the timestep bins."""
-        edges = self.header.get("times")
-        return [float(edge) for edge in edges if _is_number(edge)] if isinstance(edges, list) else []
-
     def matrix(self, *path: str, width: int | None = None) -> Floats | None:
         """Return (snapshots, width) of a list in every entry, `matrix("probe", "backbone")`; None without numbers."""
         width = self.n if width is None else width

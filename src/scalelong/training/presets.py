@@ -173,8 +173,8 @@ def small_std(width: int) -> float:
 
 
 def _small_uvit(width: int, patch: int) -> ModelConfig:
-    sizes = {"embed_dim": width, "patch_size": patch, "depth": 12, "num_heads": 4}
-    return ModelConfig(**sizes, init_std=small_std(width), mlp_time_embed=True)
+    std = small_std(width)
+    return ModelConfig(patch_size=patch, embed_dim=width, depth=12, num_heads=4, init_std=std, mlp_time_embed=True)
 
 
 _small_train = partial(TrainConfig, betas=(0.9, 0.99), weight_decay=0.01)
