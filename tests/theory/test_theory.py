@@ -15,7 +15,7 @@ from scalelong.theory.bounds import log_feature_path_sum
 from scalelong.theory.lipschitz import robustness_rows, violation_rows
 from scalelong.theory.propagation import (
     INPUTS,
-    Samples,
+    Propagation,
     ddpm_inputs,
     fit_row,
     input_row,
@@ -29,6 +29,10 @@ from scalelong.theory.stacked import INITS, StackedUNet
 @pytest.fixture(scope="module")
 def report():
     return measure_theory(seeds=10, width=128, skips=4, depth=2, kappa=0.7)
+
+
+def ones(*shapes):
+    return [torch.ones(shape, dtype=torch.float64) for shape in shapes]
 
 
 def rows(report, init, kind="propagation"):
@@ -54,7 +58,7 @@ def test_the_fit_recovers_the_constants_of_theorem_3_1():
     for name, spec in scalings.items():
         kappas = spec.coefficients(3)
         means = torch.tensor([2.5 * sum_of_squares(kappas, i + 1) + 1.5 for i in range(4)], dtype=torch.float64)
-        samples[name] = Samples(means.expand(5, INPUTS, 4), torch.ones(5, INPUTS, 7, 2, dtype=torch.float64), 1.0)
+        samples[name] = Propagation(means.expand(5, INPUTS, 4), *ones((5, INPUTS, 7, 2), (5, INPUTS)))
     fit = fit_row("norm-preserving", shape, scalings, samples)
     assert (fit.c1, fit.c2, fit.r_squared) == pytest.approx((2.5, 1.5, 1.0))
     assert fit.r_squared_printed < 0.95
@@ -67,7 +71,7 @@ def test_a_row_holds_mean_error_and_constant_of_its_samples():
     features = torch.tensor([[1.0, 3.0], [5.0, 7.0]], dtype=torch.float64)  # two networks, two inputs
     gradients = torch.ones(2, 2, 3, 1, dtype=torch.float64)
     gradients[1, 0, 2, 0] = 40.0  # one gradient of b_1: Σκ² + 1 = 2
-    samples = Samples(torch.stack([features, features], dim=-1), gradients, noise_ratio=1.0)
+    samples = Propagation(torch.stack([features, features], dim=-1), gradients, *ones((2, 2)))
     row = propagation_row("norm-preserving", "CS 0.5", spec, shape, samples)
     assert row.feature.measured == 4.0
     assert row.feature.error == pytest.approx(math.sqrt(8) / math.sqrt(2))  # networks' means 2 and 6
@@ -81,7 +85,7 @@ def test_the_spread_is_the_standard_deviation_of_the_logarithm_over_networks():
     logs = torch.randn(4000, INPUTS, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.3
     logs[0, 0] = -math.inf  # a dead network
     features = logs.exp()[..., None].expand(-1, -1, 3)
-    samples = dict.fromkeys(scalings, Samples(features, torch.ones(4000, INPUTS, 5, 2, dtype=torch.float64), 1.0))
+    samples = dict.fromkeys(scalings, Propagation(features, *ones((4000, INPUTS, 5, 2), (4000, INPUTS))))
     propagation = [propagation_row("kaiming", name, spec, shape, samples[name]) for name, spec in scalings.items()]
     row = sweep_row(shape, propagation, fit_row("kaiming", shape, scalings, samples), samples.values())
     assert row.spread == pytest.approx(0.3, rel=0.02)

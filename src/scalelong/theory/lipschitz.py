@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from scalelong.errors import UnsupportedNetworkError, invalid
 from scalelong.scaling import ConstantScaling, FixedScaling
@@ -64,8 +64,9 @@ def measure_robustness(net: StackedUNet, x: Tensor) -> LocalRobustness:
         features = net.features(x)
         joins = [k * s + h for k, s, h in zip(kappas, features.skips, features.hidden[1:], strict=True)]
         inputs = [x, *features.skips[:-1]]
-        J_a = [stack_jacobian(a, s) for a, s in zip(net.encoders, inputs, strict=True)]
-        J_b = [stack_jacobian(b, z) for b, z in zip(net.decoders, joins, strict=True)]
+        n = net.num_skips
+        J_a = [stack_jacobian(a, s) for a, s in zip(net.blocks[:n], inputs, strict=True)]
+        J_b = [stack_jacobian(b, z) for b, z in zip(net.blocks[n + 1 :], joins, strict=True)]
         J_middle = stack_jacobian(net.middle, features.skips[-1])
         J = J_middle
         for kappa, a, b in zip(reversed(kappas), reversed(J_a), reversed(J_b), strict=True):
@@ -82,16 +83,14 @@ def global_log_norms(net: StackedUNet) -> tuple[float, float]:
     With them Theorem 3.4 (`bounds.log_robustness`) is certified for perturbations of any size.
     """
     with torch.no_grad():
-        a, b, middle = (
-            torch.stack([_norms(_weights(stack)).prod() for stack in stacks])  # Π_p ‖W_p‖
-            for stacks in (net.encoders, net.decoders, [net.middle])
-        )
-    return log_or_minus_inf(float((a * b).max())), log_or_minus_inf(float(middle[0]))
+        norms = torch.stack([_norms(block.weights).prod() for block in net.blocks])  # Π_p ‖W_p‖ of a_i, f_N, b_i
+        n = net.num_skips
+        return log_or_minus_inf(float((norms[:n] * norms[n + 1 :]).max())), log_or_minus_inf(float(norms[n]))
 
 
-def stack_jacobian(stack: nn.Module, x: Tensor) -> Tensor:
+def stack_jacobian(stack: Stack, x: Tensor) -> Tensor:
     """∂(stack∘x)/∂x at one input (m,): the product of the matrices without the rows of closed ReLUs.  (m, m)"""
-    *inner, last = _weights(stack)
+    *inner, last = stack.weights
     J = torch.eye(len(x), dtype=x.dtype)
     for weight in inner:
         x = weight @ x
@@ -123,17 +122,12 @@ def counterexample(stretch: float = 10.0) -> StackedUNet:
     matrices = [stretched, torch.eye(2), torch.eye(2), torch.linalg.inv(stretched), swap]  # a_1, a_2, f_N, b_1, b_2
     with torch.no_grad():
         for block, matrix in zip(net.blocks, matrices, strict=True):
-            _weights(block)[0].copy_(matrix)
+            block.weights[0].copy_(matrix)
     return net
 
 
-def _norms(matrices: list[Tensor]) -> Tensor:
-    return torch.linalg.matrix_norm(torch.stack(matrices), ord=2)
-
-
-def _weights(stack: nn.Module) -> list[Tensor]:
-    assert isinstance(stack, Stack)
-    return [matrix.weight for matrix in stack.matrices if isinstance(matrix, nn.Linear)]
+def _norms(matrices: Sequence[Tensor]) -> Tensor:
+    return torch.linalg.matrix_norm(torch.stack(list(matrices)), ord=2)
 
 
 # ------------------------------------------------------------------------------------- over many networks
@@ -188,10 +182,31 @@ def robustness_rows(init: str, shape: Shape, scalings: Mapping[str, FixedScaling
         for name, spec in scalings.items():
             with scaled(net, spec), torch.no_grad():
                 change = (net(x + delta) - net(x)).norm(dim=1) / delta.norm(dim=1)
-                local = measure_robustness(net, x)
-            log_lipschitz = log_robustness(local.coefficients, *log_norms)
-            cases[name].append((local, math.log(float(change.max())), log_lipschitz))
-    return [_robustness_row(init, name, scalings[name], *zip(*rows, strict=True)) for name, rows in cases.items()]
+                case = measure_robustness(net, x)
+            log_bound = log_robustness(case.coefficients, *log_norms)
+            cases[name].append((case, math.log(float(change.max())), log_bound))
+    rows = []
+    for name, spec in scalings.items():
+        local, log_perturbed, log_lipschitz = zip(*cases[name], strict=True)
+        log_m0 = [math.log(max(one.composed)) for one in local]
+        exceeded = sum(perturbed > bound for perturbed, bound in zip(log_perturbed, log_lipschitz, strict=True))
+        row = RobustnessRow(
+            init=init,
+            scaling=name,
+            network=_geometric_mean(math.log(one.network) for one in local),
+            perturbed=_geometric_mean(log_perturbed),
+            certified=_geometric_mean(one.log_certified for one in local),
+            paper=_geometric_mean(one.log_paper for one in local),
+            main_term=_geometric_mean(log_main_term(spec, len(local[0].composed), m) for m in log_m0),
+            lipschitz=_geometric_mean(log_lipschitz),
+            m0=_geometric_mean(log_m0),
+            l0=_geometric_mean(math.log(one.middle) for one in local),
+            checked=len(local),
+            certified_violations=sum(one.violates(one.log_certified) for one in local) + exceeded,
+            paper_violations=sum(one.violates(one.log_paper) for one in local),
+        )
+        rows.append(row)
+    return rows
 
 
 def violation_rows(kappa: float, networks: int = 500) -> tuple[ViolationRow, ...]:
@@ -204,33 +219,6 @@ def violation_rows(kappa: float, networks: int = 500) -> tuple[ViolationRow, ...
     return (
         _violation_row("random, m = 2, N = 2, l = 1", narrow),
         _violation_row("constructed: b_1∘a_1 = 1 with a swap of axes between", [built]),
-    )
-
-
-def _robustness_row(
-    init: str,
-    name: str,
-    spec: FixedScaling,
-    local: Sequence[LocalRobustness],
-    log_perturbed: Sequence[float],
-    log_lipschitz: Sequence[float],
-) -> RobustnessRow:
-    log_m0 = [math.log(max(one.composed)) for one in local]
-    exceeded = sum(perturbed > bound for perturbed, bound in zip(log_perturbed, log_lipschitz, strict=True))
-    return RobustnessRow(
-        init=init,
-        scaling=name,
-        network=_geometric_mean(math.log(one.network) for one in local),
-        perturbed=_geometric_mean(log_perturbed),
-        certified=_geometric_mean(one.log_certified for one in local),
-        paper=_geometric_mean(one.log_paper for one in local),
-        main_term=_geometric_mean(log_main_term(spec, len(local[0].composed), m) for m in log_m0),
-        lipschitz=_geometric_mean(log_lipschitz),
-        m0=_geometric_mean(log_m0),
-        l0=_geometric_mean(math.log(one.middle) for one in local),
-        checked=len(local),
-        certified_violations=sum(one.violates(one.log_certified) for one in local) + exceeded,
-        paper_violations=sum(one.violates(one.log_paper) for one in local),
     )
 
 

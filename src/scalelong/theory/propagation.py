@@ -89,27 +89,16 @@ def scaled(net: StackedUNet, scaling: FixedScaling) -> Iterator[StackedUNet]:
 
 @dataclass(frozen=True)
 class Propagation:
-    """A forward and a backward pass of a batch through one network.
+    """Forward and backward passes of a batch through one network, or of seeds × INPUTS through several.
 
-    features: ‖h_i‖²/‖x_t‖² for i = 0 … N.  (B, N+1)
-    gradients: ‖∇_W ℓ‖²/(ℓ‖x_t‖²) of every matrix and sample, rows a_1 … a_N, f_N, b_1 … b_N, columns p = 1 … l.
-        (B, 2N+1, l)
+    features: ‖h_i‖²/‖x_t‖² for i = 0 … N.  (…, N+1)
+    gradients: ‖∇_W ℓ‖²/(ℓ‖x_t‖²) of every matrix, rows a_1 … a_N, f_N, b_1 … b_N, columns p = 1 … l.  (…, 2N+1, l)
+    noise_ratio: ‖ε‖²/‖x_t‖².  (…)
     """
 
     features: Tensor
     gradients: Tensor
-
-
-@dataclass(frozen=True)
-class Samples:
-    """`Propagation` over networks of different seeds.
-
-    features: (seeds, INPUTS, N+1).    gradients: (seeds, INPUTS, 2N+1, l).    noise_ratio: mean of ‖ε‖²/‖x_t‖².
-    """
-
-    features: Tensor
-    gradients: Tensor
-    noise_ratio: float
+    noise_ratio: Tensor
 
 
 def gradient_index(row: int, num_skips: int) -> int:
@@ -141,25 +130,25 @@ def measure_propagation(net: StackedUNet, x_t: Tensor, eps: Tensor) -> Propagati
     return Propagation(
         features=torch.stack([h.detach().square().sum(1) for h in features.hidden], dim=1) / x_norm_sq[:, None],
         gradients=called / (loss.detach() * x_norm_sq)[:, None, None],
+        noise_ratio=eps.square().sum(1) / x_norm_sq,
     )
 
 
-def sample_networks(init: str, shape: Shape, scalings: Mapping[str, FixedScaling], seeds: int) -> dict[str, Samples]:
+def sample_networks(
+    init: str, shape: Shape, scalings: Mapping[str, FixedScaling], seeds: int
+) -> dict[str, Propagation]:
     """Measure one network and INPUTS noisy inputs per seed, the same for every scaling."""
     measured: dict[str, list[Propagation]] = {name: [] for name in scalings}
-    ratios = []
     for seed in range(seeds):
         net, noisy = shape.build(init, seed), ddpm_inputs(INPUTS, shape.width, seed)
-        ratios.append(noisy.eps.square().sum(1) / noisy.x_t.square().sum(1))
         for name, spec in scalings.items():
             with scaled(net, spec):
                 measured[name].append(measure_propagation(net, noisy.x_t, noisy.eps))
-    noise_ratio = float(torch.stack(ratios).mean())
     return {
-        name: Samples(
-            torch.stack([one.features for one in runs]).double(),
-            torch.stack([one.gradients for one in runs]).double(),
-            noise_ratio,
+        name: Propagation(
+            features=torch.stack([one.features for one in runs]).double(),
+            gradients=torch.stack([one.gradients for one in runs]).double(),
+            noise_ratio=torch.stack([one.noise_ratio for one in runs]),
         )
         for name, runs in measured.items()
     }
@@ -259,11 +248,11 @@ class InputRow:
     measured: float
 
 
-def propagation_row(init: str, name: str, spec: FixedScaling, shape: Shape, samples: Samples) -> PropagationRow:
+def propagation_row(init: str, name: str, spec: FixedScaling, shape: Shape, samples: Propagation) -> PropagationRow:
     """Compare Theorem 3.1 (for h_0) and Theorem 3.3 (for every W) with the measurements."""
     kappas = spec.coefficients(shape.skips)
     total = sum_of_squares(kappas)
-    sums = gradient_path_sums(kappas, init, shape.depth, samples.noise_ratio)
+    sums = gradient_path_sums(kappas, init, shape.depth, float(samples.noise_ratio.mean()))
     predicted = torch.tensor(sums, dtype=torch.float64)  # (2N+1, l)
     row, column = divmod(int(predicted.argmax()), shape.depth)
     ratios = samples.gradients.mean((0, 1)) / predicted
@@ -283,7 +272,9 @@ def propagation_row(init: str, name: str, spec: FixedScaling, shape: Shape, samp
     )
 
 
-def fit_row(init: str, shape: Shape, scalings: Mapping[str, FixedScaling], samples: Mapping[str, Samples]) -> FitRow:
+def fit_row(
+    init: str, shape: Shape, scalings: Mapping[str, FixedScaling], samples: Mapping[str, Propagation]
+) -> FitRow:
     """Fit Theorem 3.1 to every h_i under every scaling."""
     points, printed = [], []
     for name, spec in scalings.items():
@@ -305,7 +296,7 @@ def fit_row(init: str, shape: Shape, scalings: Mapping[str, FixedScaling], sampl
     )
 
 
-def sweep_row(shape: Shape, rows: Sequence[PropagationRow], fit: FitRow, samples: Iterable[Samples]) -> SweepRow:
+def sweep_row(shape: Shape, rows: Sequence[PropagationRow], fit: FitRow, samples: Iterable[Propagation]) -> SweepRow:
     """Summarize one shape over all scalings."""
     return SweepRow(
         init=fit.init,

@@ -36,6 +36,11 @@ class Stack(nn.Module):
         # StackedUNet initializes the matrices from its own seed.
         self.matrices = nn.ModuleList(skip_init(nn.Linear, width, width, bias=False) for _ in range(depth))
 
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """W_1 … W_l."""
+        return [matrix.weight for matrix in self.matrices if isinstance(matrix, nn.Linear)]
+
     def forward(self, x: Tensor) -> Tensor:  # (B, m) -> (B, m)
         *inner, last = self.matrices
         for matrix in inner:
@@ -97,10 +102,9 @@ class StackedUNet(nn.Module):
         """Draw every matrix from `seed`."""
         generator = torch.Generator().manual_seed(self.seed)
         for block in self.blocks:
-            for matrix in block.matrices:
-                last = matrix is block.matrices[-1]
-                variance = (1.0 if last and self.init == "norm-preserving" else 2.0) / self.width
-                nn.init.normal_(matrix.weight, std=math.sqrt(variance), generator=generator)
+            for p, weight in enumerate(block.weights, start=1):
+                preserving = self.init == "norm-preserving" and p == self.block_depth
+                nn.init.normal_(weight, std=math.sqrt((1.0 if preserving else 2.0) / self.width), generator=generator)
 
     @property
     def blocks(self) -> list[Stack]:
