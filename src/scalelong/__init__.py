@@ -38,7 +38,8 @@ __getattr__, __all__ = lazy(
             "unscaled",
         ),
         "scalelong.evaluation": ("Evaluation", "evaluate_images"),
-        "scalelong.models": ("StackedUNet", "UViT", "build_unet"),
+        "scalelong.models": ("UViT", "build_unet"),
+        "scalelong.theory.stacked": ("StackedUNet",),
         "scalelong.kappa": ("KappaEstimate", "estimate_kappa"),
         "scalelong.monitor.monitor": ("Alarm", "Limits", "StabilityMonitor"),
         "scalelong.runs.run": ("load_run",),
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from scalelong.evaluation import evaluate_images as evaluate_images
     from scalelong.kappa import KappaEstimate as KappaEstimate
     from scalelong.kappa import estimate_kappa as estimate_kappa
-    from scalelong.models import StackedUNet as StackedUNet
     from scalelong.models import UViT as UViT
     from scalelong.models import build_unet as build_unet
     from scalelong.monitor.monitor import Alarm as Alarm
@@ -86,3 +86,4 @@ if TYPE_CHECKING:
     from scalelong.skips import save_scaling as save_scaling
     from scalelong.skips import scale_skip as scale_skip
     from scalelong.skips import unscaled as unscaled
+    from scalelong.theory.stacked import StackedUNet as StackedUNet

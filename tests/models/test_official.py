@@ -5,7 +5,8 @@ import torch
 from reference_uvit import make_state_dict, run
 from safetensors.torch import save_file
 
-from scalelong import ConstantScaling, LearnableScaling, NoScaling, ScaleLongError, UniformScaling, UViT, describe
+from scalelong import ConstantScaling, LearnableScaling, NoScaling, UniformScaling, UViT, describe
+from scalelong.errors import DataError, InvalidValueError, UnsupportedNetworkError
 
 SIZES = {"width": 48, "patches_side": 4, "patch": 2, "channels": 3, "n": 3}
 CONDITIONS = {
@@ -70,7 +71,7 @@ def test_files_load_without_pickle_being_run(tmp_path, suffix):
     torch.testing.assert_close(model(x, t), run(state, x, t, heads=4), atol=1e-5, rtol=1e-5)
 
 
-def test_a_pickle_with_code_in_it_is_refused_and_not_run(tmp_path):
+def test_a_pickle_that_contains_code_is_rejected_and_not_run(tmp_path):
     planted = tmp_path / "planted"
 
     class Bomb:
@@ -80,19 +81,19 @@ def test_a_pickle_with_code_in_it_is_refused_and_not_run(tmp_path):
     path = tmp_path / "weights.pth"
     torch.save({"x": Bomb()}, path)
     planted.unlink(missing_ok=True)
-    with pytest.raises(ScaleLongError, match=r"weights\.pth cannot be read"):
+    with pytest.raises(DataError, match=r"weights\.pth"):
         UViT.from_official(path, img_size=8, num_heads=4)
     assert not planted.exists()
 
 
-def test_without_a_scaling_asked_for_the_weights_decide():
+def test_without_a_requested_scaling_the_weights_decide():
     assert describe(UViT.from_official(state_dict(), img_size=8, num_heads=4)).scaling == NoScaling()
     ls = UViT.from_official(state_dict("own"), img_size=8, num_heads=4)
     assert ls.skip_scaling.spec == LearnableScaling(shared=False, gate="tokens")
 
 
 def test_ls_without_its_weights_names_the_keys_unless_it_starts_at_the_identity():
-    with pytest.raises(ScaleLongError, match=r"se\.layer1\.weight"):
+    with pytest.raises(UnsupportedNetworkError, match=r"se\.layer1\.weight"):
         UViT.from_official(state_dict(), img_size=8, num_heads=4, scaling=LearnableScaling())
     state = state_dict()
     model = UViT.from_official(state, img_size=8, num_heads=4, scaling=LearnableScaling(init="identity"))
@@ -103,8 +104,8 @@ def test_ls_without_its_weights_names_the_keys_unless_it_starts_at_the_identity(
 @pytest.mark.parametrize(
     "scaling", [NoScaling(), ConstantScaling(0.5), LearnableScaling("ie"), LearnableScaling(shared=False)]
 )
-def test_weights_with_a_calibration_network_refuse_a_scaling_that_does_not_fit(scaling):
-    with pytest.raises(ScaleLongError, match=r"se\.layer1"):
+def test_weights_with_a_calibration_network_reject_a_scaling_that_does_not_fit(scaling):
+    with pytest.raises(UnsupportedNetworkError, match=r"se\.layer1"):
         UViT.from_official(state_dict("shared"), img_size=8, num_heads=4, scaling=scaling)
 
 
@@ -114,8 +115,8 @@ def test_weights_with_a_calibration_network_refuse_a_scaling_that_does_not_fit(s
         (lambda s: s.pop("norm.weight"), r"missing: norm\.weight"),
         (lambda s: s.pop("mid_block.attn.qkv.weight"), r"mid_block\.attn\.qkv\.weight"),
         (lambda s: s.update(extra=torch.zeros(1)), "unexpected: extra"),
-        (lambda s: s.update({"norm.bias": torch.zeros(3)}), r"another shape: norm\.bias \(3,\) for \(48,\)"),
-        (lambda s: [s.pop(k) for k in list(s) if k.startswith("out_blocks.1.")], r"out_blocks has \[0, 2\]"),
+        (lambda s: s.update({"norm.bias": torch.zeros(3)}), r"wrong shape: norm\.bias \(3,\) instead of \(48,\)"),
+        (lambda s: [s.pop(k) for k in list(s) if k.startswith("out_blocks.1.")], r"out_blocks has blocks \[0, 2\]"),
         (lambda s: s.update({"se.layer1.weight": torch.zeros(1, 17)}), r"se\.layer2\.weight"),
         (lambda s: s.clear(), "pos_embed"),
     ],
@@ -123,23 +124,23 @@ def test_weights_with_a_calibration_network_refuse_a_scaling_that_does_not_fit(s
 def test_a_wrong_or_incomplete_file_names_the_keys(spoil, match):
     state = state_dict()
     spoil(state)
-    with pytest.raises(ScaleLongError, match=match):
+    with pytest.raises(UnsupportedNetworkError, match=match):
         UViT.from_official(state, img_size=8, num_heads=4)
 
 
-def test_an_image_size_that_does_not_fit_shows_the_sums():
-    with pytest.raises(ScaleLongError, match="pos_embed has 17 tokens, but 1 \\+ 64 patches"):
+def test_an_image_size_that_does_not_fit_shows_the_token_counts():
+    with pytest.raises(InvalidValueError, match="img_size 16.*17 tokens, but 1 \\+ 64 patches make 65"):
         UViT.from_official(state_dict(), img_size=16, num_heads=4)
-    with pytest.raises(ScaleLongError, match="pos_embed has 24 tokens; less 64 patches .* -41 are left for text"):
+    with pytest.raises(InvalidValueError, match="-41 text tokens.*24 tokens, minus 64 patches"):
         UViT.from_official(state_dict(text=(7, 20)), img_size=16, num_heads=4)
 
 
-def test_a_file_that_is_not_there_or_no_weights_is_a_sentence(tmp_path):
-    with pytest.raises(ScaleLongError, match="is not a file"):
+def test_a_missing_or_invalid_file_is_a_data_error(tmp_path):
+    with pytest.raises(DataError, match=r"none\.pth"):
         UViT.from_official(tmp_path / "none.pth", img_size=8, num_heads=4)
     junk = tmp_path / "junk.pth"
     junk.write_bytes(b"not weights")
-    with pytest.raises(ScaleLongError, match="cannot be read as weights"):
+    with pytest.raises(DataError, match=r"junk\.pth"):
         UViT.from_official(junk, img_size=8, num_heads=4)
-    with pytest.raises(ScaleLongError, match="not a state dict"):
+    with pytest.raises(DataError, match="state dict"):
         UViT.from_official({"a": 3}, img_size=8, num_heads=4)

@@ -42,7 +42,7 @@ def test_classes_guidance_and_image_types():
 
 
 @pytest.mark.parametrize("kind", ["uvit", "unet"])
-def test_saved_and_loaded_it_gives_the_same_images(tmp_path, kind):
+def test_a_saved_pipeline_gives_the_same_images(tmp_path, kind):
     if kind == "uvit":
         net = UViT(**TINY, scaling=LearnableScaling())
     else:

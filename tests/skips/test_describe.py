@@ -3,7 +3,7 @@
 import pytest
 import torch
 from skip_networks import NETWORKS, example, make, run
-from test_contract import footprint
+from test_every_network import footprint
 from torch import nn
 
 import scalelong

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from skip_networks import NETWORKS, make, run
-from test_contract import footprint
+from test_every_network import footprint
 from torch import nn
 
 import scalelong

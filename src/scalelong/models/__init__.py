@@ -1,4 +1,4 @@
-"""The paper's networks: U-ViT, diffusers' U-Nets at the paper's sizes, and Eq. 3's network for the theory."""
+"""The paper's networks: U-ViT, and diffusers' U-Nets in the paper's sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from scalelong.lazy import lazy
 __getattr__, __all__ = lazy(
     __name__,
     {
-        "scalelong.theory.stacked": ("StackedUNet",),
         "scalelong.models.unet": ("build_unet",),
         "scalelong.models.uvit": ("UViT",),
     },
@@ -18,4 +17,3 @@ __getattr__, __all__ = lazy(
 if TYPE_CHECKING:
     from scalelong.models.unet import build_unet as build_unet
     from scalelong.models.uvit import UViT as UViT
-    from scalelong.theory.stacked import StackedUNet as StackedUNet

@@ -1,4 +1,4 @@
-"""Read the weights that U-ViT and ScaleLong published: everything but image size and heads is in their shapes."""
+"""Load weights published by U-ViT and ScaleLong. Their shapes determine everything but image size and heads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import DataError, InvalidValueError, UnsupportedNetworkError, one_line
 from scalelong.scaling import LearnableScaling, Scaling, parse_scaling
+from scalelong.skips.storage import key_problems
 
 if TYPE_CHECKING:
     from scalelong.models.uvit import UViT
+
+_SE = ("layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias")
 
 
 def load_official(
@@ -32,23 +35,15 @@ def load_official(
     """See `UViT.from_official`."""
     state = _read(source)
     calibration = {k: state.pop(k) for k in [k for k in state if k.startswith("se.")]}
-    config = _infer(state, img_size)
-    spec = _scaling(scaling, calibration, depth=config["depth"], tokens=state["pos_embed"].shape[1])
+    config = _infer_config(state, img_size)
+    spec = _choose_scaling(scaling, calibration, n=config["depth"] // 2, tokens=state["pos_embed"].shape[1])
     model = cls(**config, num_heads=num_heads, scaling=spec)
-    n = len(model.in_blocks)
-    state |= {_renamed(key, n): value for key, value in calibration.items()}
+    state |= {_our_key(key, len(model.in_blocks)): value for key, value in calibration.items()}
     expected = model.state_dict()
-    if calibration or not isinstance(spec, LearnableScaling):
-        missing = sorted(set(expected) - set(state))
-    else:  # LS from the identity: its weights are new
-        missing = sorted(k for k in set(expected) - set(state) if not k.startswith("skip_scaling."))
-    extra = sorted(set(state) - set(expected))
-    wrong = [k for k in sorted(set(expected) & set(state)) if expected[k].shape != state[k].shape]
-    if missing or extra or wrong:
-        shapes = [f"{k} {tuple(state[k].shape)} for {tuple(expected[k].shape)}" for k in wrong]
-        parts = [("missing", missing), ("unexpected", extra), ("of another shape", shapes)]
-        told = "; ".join(f"{what}: {', '.join(keys[:8])}" for what, keys in parts if keys)
-        raise ScaleLongError(f"the weights do not make a U-ViT of these sizes: {told}")
+    if not calibration:  # LS from the identity: its weights are new
+        expected = {key: value for key, value in expected.items() if not key.startswith("skip_scaling.")}
+    if problems := key_problems(expected, state, limit=8):
+        raise UnsupportedNetworkError(f"the weights do not fit a U-ViT of these sizes: {problems}")
     model.load_state_dict(state, strict=False)
     return model
 
@@ -57,49 +52,42 @@ def _read(source: str | Path | dict[str, Tensor]) -> dict[str, Tensor]:
     if not isinstance(source, Mapping):
         path = Path(source)
         if not path.is_file():
-            raise ScaleLongError(f"{path} is not a file; weights are a .pth or .safetensors file, or a state dict")
+            raise DataError(f"{path} is not a file; pass a .pth or .safetensors file, or a state dict")
         try:
             if path.suffix == ".safetensors":
                 source = load_file(path)
             else:
                 source = torch.load(path, map_location="cpu", weights_only=True)
-        except (
-            SafetensorError,
-            pickle.UnpicklingError,
-            RuntimeError,
-            EOFError,
-            zipfile.BadZipFile,
-            ValueError,
-        ) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ScaleLongError(f"{path} cannot be read as weights: {reason}") from error
+        except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile,
+                ValueError) as error:  # fmt: skip
+            raise DataError(f"cannot read {path} as weights: {one_line(error)[:200]}") from error
     if not isinstance(source, Mapping) or not all(isinstance(v, Tensor) for v in source.values()):
-        raise ScaleLongError("the weights are not a state dict (names to tensors)")
-    # DataParallel saves with a prefix
-    return {re.sub(r"^module\.", "", key): value for key, value in source.items()}
+        raise DataError(f"expected a state dict (names to tensors), got {type(source).__name__} with other values")
+    return {re.sub(r"^module\.", "", key): value for key, value in source.items()}  # DataParallel adds a prefix
 
 
-def _infer(state: dict[str, Tensor], img_size: int) -> dict[str, Any]:
-    """The constructor's arguments from keys and shapes."""
+def _infer_config(state: dict[str, Tensor], img_size: int) -> dict[str, Any]:
+    """Infer the constructor's arguments from keys and shapes."""
     needed = ("patch_embed.proj.weight", "pos_embed", "mid_block.attn.qkv.weight", "mid_block.mlp.fc1.weight")
-    absent = [key for key in needed if key not in state]
-    if absent:
-        raise ScaleLongError(f"the weights are not a U-ViT's: missing {', '.join(absent)}")
-    projection = state["patch_embed.proj.weight"]
-    if projection.ndim != 4 or state["pos_embed"].ndim != 3:
-        raise ScaleLongError(
-            f"the weights are not a U-ViT's: patch_embed.proj.weight has shape {tuple(projection.shape)} "
-            f"and pos_embed {tuple(state['pos_embed'].shape)}"
+    if missing := [key for key in needed if key not in state]:
+        raise UnsupportedNetworkError(f"these are not the weights of a U-ViT: missing {', '.join(missing)}")
+    projection, pos_embed = state["patch_embed.proj.weight"], state["pos_embed"]
+    if projection.ndim != 4 or pos_embed.ndim != 3:
+        raise UnsupportedNetworkError(
+            f"these are not the weights of a U-ViT: patch_embed.proj.weight has shape {tuple(projection.shape)} and "
+            f"pos_embed {tuple(pos_embed.shape)}"
         )
     width, channels, patch, _ = projection.shape
-    indices = {side: {int(k.split(".")[1]) for k in state if k.startswith(f"{side}.")} for side in _SIDES}
-    n = max((len(found) for found in indices.values()), default=0)
-    for side, found in indices.items():
-        if found != set(range(n)) or not n:
-            raise ScaleLongError(f"the weights lack blocks: {side} has {sorted(found)} where 0 to {n - 1} are expected")
+    blocks = {
+        side: {int(k.split(".")[1]) for k in state if k.startswith(f"{side}.")} for side in ("in_blocks", "out_blocks")
+    }
+    n = max(map(len, blocks.values()))
+    for side, indices in blocks.items():
+        if indices != set(range(n)) or not n:
+            raise UnsupportedNetworkError(f"{side} has blocks {sorted(indices)}, expected 0 to {n - 1}")
     if img_size % patch:
-        raise ScaleLongError(f"img_size {img_size} is not divisible by the weights' patch size {patch}")
-    patches = (img_size // patch) ** 2
+        raise InvalidValueError(f"img_size must be divisible by the weights' patch size {patch}, got {img_size}")
+    patches, tokens, extras = (img_size // patch) ** 2, pos_embed.shape[1], 1
     config: dict[str, Any] = {
         "img_size": img_size,
         "patch_size": patch,
@@ -111,82 +99,65 @@ def _infer(state: dict[str, Tensor], img_size: int) -> dict[str, Any]:
         "mlp_time_embed": "time_embed.0.weight" in state,
         "conv": "final_layer.weight" in state,
     }
-    tokens, extras = state["pos_embed"].shape[1], 1
     if "label_emb.weight" in state:
         config["num_classes"] = state["label_emb.weight"].shape[0]
         extras = 2
     if "context_embed.weight" in state:
-        config["clip_dim"] = state["context_embed.weight"].shape[1]
-        config["num_clip_token"] = tokens - patches - 1
-        if config["num_clip_token"] <= 0:
-            raise ScaleLongError(
-                f"pos_embed has {tokens} tokens; less {patches} patches of a {img_size}×{img_size} image and 1 for "
-                f"time, {config['num_clip_token']} are left for text; is img_size right?"
+        text = tokens - patches - 1
+        if text <= 0:
+            raise InvalidValueError(
+                f"img_size {img_size} leaves {text} text tokens: pos_embed has {tokens} tokens, minus {patches} "
+                "patches, minus 1 for time"
             )
-        extras = 1 + config["num_clip_token"]
+        config |= {"clip_dim": state["context_embed.weight"].shape[1], "num_clip_token": text}
+        extras = 1 + text
     if tokens != extras + patches:
-        raise ScaleLongError(
-            f"pos_embed has {tokens} tokens, but {extras} + {patches} patches of a {img_size}×{img_size} image "
-            f"make {extras + patches}; is img_size right?"
+        raise InvalidValueError(
+            f"img_size {img_size} does not fit: pos_embed has {tokens} tokens, but {extras} + {patches} patches make "
+            f"{extras + patches}"
         )
     return config
 
 
-def _scaling(asked: Any, calibration: dict[str, Tensor], *, depth: int, tokens: int) -> Scaling:
-    """LS where `se.*` is there; a contradiction between the weights and what was asked is an error."""
+def _choose_scaling(requested: Any, calibration: dict[str, Tensor], *, n: int, tokens: int) -> Scaling:
+    """Select LS if `se.*` is present, and check that a requested scaling agrees with the weights."""
     names = ", ".join(sorted(calibration)[:4])
-    spec = None if asked is None else parse_scaling(asked)
+    spec = None if requested is None else parse_scaling(requested)
     if not calibration:
         if isinstance(spec, LearnableScaling) and spec.init != "identity":
-            raise ScaleLongError(
-                "LearnableScaling was asked for, but the weights hold no calibration network: missing "
+            raise UnsupportedNetworkError(
+                "LearnableScaling requires a calibration network, but the weights lack "
                 + ", ".join(f"se.{key}" for key in _SE)
-                + '; init="identity" starts one that changes nothing'
+                + '; use init="identity" to start a new one'
             )
         return parse_scaling(spec)
-    if spec is not None and not isinstance(spec, LearnableScaling):
-        raise ScaleLongError(f"the weights hold a calibration network ({names}), which {spec!r} has no use for")
     shared = "se.layer1.weight" in calibration
-    first = "se.layer1.weight" if shared else "se.0.layer1.weight"
-    expected = (
-        {f"se.{rest}" for rest in _SE} if shared else {f"se.{k}.{rest}" for k in range(depth // 2) for rest in _SE}
-    )
-    if set(calibration) != expected:
-        odd = sorted(set(calibration) ^ expected)
-        raise ScaleLongError(
-            f"the calibration network's keys are not those of {depth // 2} long skips: {', '.join(odd)}"
+    prefixes = ["se."] if shared else [f"se.{k}." for k in range(n)]
+    odd = sorted(set(calibration) ^ {prefix + key for prefix in prefixes for key in _SE})
+    if odd:
+        raise UnsupportedNetworkError(f"the calibration network does not fit {n} long skips: {', '.join(odd)}")
+    hidden, width = calibration[f"{prefixes[0]}layer1.weight"].shape
+    reduction = next((r for r in (16, *range(1, width + 1)) if max(1, width // r) == hidden), None)
+    if width != tokens or reduction is None:
+        raise UnsupportedNetworkError(
+            f"{prefixes[0]}layer1.weight maps {width} tokens to {hidden}, but pos_embed has {tokens} tokens and the "
+            "hidden width must be tokens // reduction"
         )
-    hidden, width = calibration[first].shape
-    if width != tokens:
-        raise ScaleLongError(f"{first} gates {width} tokens, but pos_embed has {tokens}")
-    inferred = LearnableScaling(shared=shared, reduction=_reduction(hidden, width), gate="tokens")
+    inferred = LearnableScaling(shared=shared, reduction=reduction, gate="tokens")
     if spec is None:
         return inferred
-    if (spec.calibration, spec.shared, max(1, width // spec.reduction)) != ("se", shared, hidden):
-        raise ScaleLongError(f"{spec!r} does not fit the weights' calibration network ({names}), which is {inferred!r}")
-    if spec.gate == "channels":
-        raise ScaleLongError(f'gate="channels" does not fit the weights: {first} gates {width} tokens')
-    if spec.init == "identity":
-        raise ScaleLongError('init="identity" is for weights without a calibration network; these hold one: ' + names)
+    fits = isinstance(spec, LearnableScaling) and (
+        (spec.calibration, spec.shared, max(1, width // spec.reduction)) == ("se", shared, hidden)
+        and spec.gate != "channels" and spec.init != "identity"
+    )  # fmt: skip
+    if not fits:
+        raise UnsupportedNetworkError(f"{spec!r} does not fit the calibration network ({names}), which is {inferred!r}")
     return spec
 
 
-def _reduction(hidden: int, width: int) -> int:
-    """A reduction r with max(1, width // r) = hidden; the paper's 16 where it fits."""
-    fitting = [r for r in (16, *range(1, width + 1)) if max(1, width // r) == hidden]
-    if not fitting:
-        raise ScaleLongError(f"a hidden width of {hidden} for {width} tokens is no reduction of them")
-    return fitting[0]
-
-
-def _renamed(key: str, n: int) -> str:
-    """`se.layer1.weight` is ζ; `se.K.layer1.weight` is the K-th from the innermost, so i = N − K."""
+def _our_key(key: str, n: int) -> str:
+    """Translate `se.layer1.weight` (ζ) and `se.K.layer1.weight` (the K-th from the innermost: i = n − K)."""
     own = re.match(r"se\.(\d+)\.(.+)", key)
     if own:
         return f"skip_scaling.networks.each.{n - 1 - int(own[1])}.{own[2]}"
     return f"skip_scaling.networks.zeta.{key.removeprefix('se.')}"
-
-
-_UNREADABLE = (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile, ValueError)
-_SIDES = ("in_blocks", "out_blocks")
-_SE = ("layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias")

@@ -1,4 +1,4 @@
-"""A trained network as a diffusers pipeline: any diffusers scheduler, PIL images out, saved and loaded as usual."""
+"""A trained network as a diffusers pipeline: any scheduler, PIL images, `save_pretrained` and `from_pretrained`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from scalelong.diffusion.guidance import guided
 from scalelong.diffusion.network import Denoiser
 from scalelong.diffusion.sampling import to_uint8
-from scalelong.errors import ScaleLongError, require
+from scalelong.errors import require, unknown
 from scalelong.process import Process, get_process
 
 require("diffusers", extra="train", purpose="a diffusers pipeline")
@@ -25,10 +25,11 @@ GRID = 1000
 class ScaleLongPipeline(DiffusionPipeline):
     """`pipe(batch_size=16, num_inference_steps=25).images`; swap `pipe.scheduler` as with any pipeline.
 
-    unet        U-ViT or a diffusers U-Net, scaled or not
-    scheduler   one that counts 1000 discrete steps
-    process     the noise process that the network was trained with: "vp", "ddpm" or "sd"
-    null_label  the label that stands for "any class", where there is one
+    Args:
+        unet: U-ViT or a diffusers U-Net, scaled or not.
+        scheduler: A diffusers scheduler with 1000 discrete training steps.
+        process: The noise process of training: "vp", "ddpm" or "sd".
+        null_label: The label that means "any class", if there is one.
     """
 
     def __init__(self, unet: nn.Module, scheduler: Any, process: str = "vp", null_label: int | None = None) -> None:
@@ -38,7 +39,7 @@ class ScaleLongPipeline(DiffusionPipeline):
 
     @classmethod
     def of(cls, net: nn.Module, process: str | Process, null_label: int | None = None) -> ScaleLongPipeline:
-        """A pipeline with DPM-Solver++ for this process."""
+        """Return a pipeline with DPM-Solver++ for this process."""
         chosen = get_process(process)
         scheduler = DPMSolverMultistepScheduler(trained_betas=chosen.betas(GRID).tolist(), timestep_spacing="trailing")
         return cls(net, scheduler, chosen.name, null_label)
@@ -57,11 +58,11 @@ class ScaleLongPipeline(DiffusionPipeline):
         output_type: str = "pil",
         return_dict: bool = True,
     ) -> Any:
-        """Sample. `output_type` is "pil", "np" (0 … 1) or "pt" (−1 … 1, as for latents)."""
+        """Sample. `output_type` is "pil", "np" (0 to 1) or "pt" (-1 to 1, also for latents)."""
         from diffusers.utils.torch_utils import randn_tensor
 
         if output_type not in ("pil", "np", "pt"):
-            raise ScaleLongError(f"output_type is 'pil', 'np' or 'pt', not {output_type!r}")
+            raise unknown("output_type", output_type, ("pil", "np", "pt"))
         process = get_process(self.config.process)
         config = self.unet.config
         size = config.get("img_size", config.get("sample_size"))
@@ -80,7 +81,7 @@ class ScaleLongPipeline(DiffusionPipeline):
             null_y=self.config.null_label,
             null_context=negative_prompt_embeds,
         )
-        with warnings.catch_warnings():  # diffusers calls np.array on a tensor, of which NumPy 2 complains
+        with warnings.catch_warnings():  # diffusers calls np.array on a tensor, which NumPy 2 deprecates
             warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
             self.scheduler.set_timesteps(num_inference_steps, device=device)
         times = process.grid(GRID)
@@ -96,7 +97,7 @@ class ScaleLongPipeline(DiffusionPipeline):
         return ImagePipelineOutput(images=result) if return_dict else (result,)
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
-        """diffusers' folder, with the scaling beside the network where it does not save it itself."""
+        """Write a diffusers folder, with the scaling beside a network that does not store it in its config."""
         from scalelong.skips import save_scaling, unscaled
 
         if "scaling" in self.unet.config:
@@ -108,7 +109,7 @@ class ScaleLongPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *args: Any, **kwargs: Any) -> ScaleLongPipeline:
-        """Open what `save_pretrained` wrote, scaling included."""
+        """Load a folder written by `save_pretrained`, including the scaling."""
         from scalelong.skips import load_scaling
 
         pipe = super().from_pretrained(folder, *args, **kwargs)

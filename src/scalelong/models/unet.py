@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from scalelong import skips
 from scalelong.errors import require, unknown
 from scalelong.scaling import Scaling, parse_scaling
+from scalelong.skips import apply
 
-# The sizes of Table 1. Attention stands at the resolutions that DDPM and IDDPM use; 12, 16 and 9 long skips.
+# The sizes of Table 1, with attention at the resolutions of DDPM and IDDPM. They have 12, 16 and 9 long skips.
 UNETS: dict[str, dict[str, Any]] = {
     "cifar10": {
         "class": "UNet2DModel",
@@ -55,14 +55,16 @@ UNETS: dict[str, dict[str, Any]] = {
 
 
 def build_unet(name: str, scaling: Scaling | str | dict[str, Any] | None = None, **overrides: Any) -> nn.Module:
-    """A diffusers U-Net of one of the paper's sizes, its long skips scaled.
+    """Build a diffusers U-Net of one of the paper's sizes, with scaled long skips.
 
-    name       "cifar10" (35.7M, unconditional), "imagenet64" (144M, classes) or "coco" (53M, text, latent)
-    overrides  any argument of diffusers' class, to make it smaller for example
+    Args:
+        name: "cifar10" (35.7M, unconditional), "imagenet64" (144M, classes) or "coco" (53M, text, latents).
+        scaling: Spec or name of a scaling.
+        overrides: Arguments of diffusers' class, for example to make it smaller.
     """
     if name not in UNETS:
         raise unknown("U-Net", name, UNETS)
     diffusers = require("diffusers", extra="train", purpose="build_unet")
     config = {**UNETS[name], **overrides}
     net: nn.Module = getattr(diffusers, config.pop("class"))(**config)
-    return skips.apply(net, parse_scaling(scaling))
+    return apply(net, parse_scaling(scaling))

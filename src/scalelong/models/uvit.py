@@ -1,6 +1,6 @@
-"""U-ViT (Bao et al., 2023): a vision transformer with long skips, whose parameters are named as in the original.
+"""U-ViT (Bao et al., 2023): a vision transformer with long skips. Parameter names match the original code.
 
-Unconditional, class-conditional (`num_classes`) and text-conditional (`clip_dim`, `num_clip_token`).
+Unconditional, class-conditional (`num_classes`) or text-conditional (`clip_dim`, `num_clip_token`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scalelong.errors import ScaleLongError, require
+from scalelong.errors import InvalidValueError, invalid, require
 
 require("diffusers", extra="train", purpose="UViT (a diffusers model)")
 
@@ -24,7 +24,7 @@ from scalelong.skips import Site, apply, scale_skip  # noqa: E402
 
 
 def timestep_embedding(t: Tensor, width: int, max_period: float = 10000.0) -> Tensor:
-    """Sinusoids of t, cosines first: (B,) → (B, width)."""
+    """Return sinusoids of t, cosines first: (B,) → (B, width)."""
     half = width // 2
     frequencies = torch.exp(-math.log(max_period) / half * torch.arange(half, dtype=torch.float32, device=t.device))
     angles = t.float()[:, None] * frequencies[None]  # (B, half)
@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with the exact GELU between."""
+    """Two linear layers with the exact GELU in between."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block; with `skip` it first joins the long skip: Linear([x, skip])."""
+    """A pre-norm transformer block. With `skip=True` it first joins a long skip: Linear([x, skip])."""
 
     def __init__(self, width: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, skip: bool = False) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Block(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """(B, C, H, W) → (B, patches, D), by a strided convolution."""
+    """(B, C, H, W) → (B, patches, D) by a strided convolution."""
 
     def __init__(self, patch_size: int, in_chans: int, width: int) -> None:
         super().__init__()
@@ -93,14 +93,18 @@ class PatchEmbed(nn.Module):
 
 
 class UViT(ModelMixin, ConfigMixin):
-    """`eps = model(x, t)`; `model(x, t, y=labels)` with classes, `model(x, t, context=tokens)` with text.
+    """Predict the noise: `eps = model(x, t)`, `model(x, t, y=labels)` or `model(x, t, context=text_tokens)`.
 
-    depth       depth//2 blocks in, one in the middle, depth//2 out: N = depth//2 long skips
-    num_classes rows of the label table, the null label included; None or 0 without classes
-    clip_dim, num_clip_token   width and number of the text tokens; None or 0 without text
-    conv        a 3×3 convolution at the end
-    init_std    standard deviation of linear weights and of the position table
-    scaling     a spec of `scalelong.scaling`, applied as `scalelong.apply` does
+    Args:
+        img_size, patch_size, in_chans: Images are (B, in_chans, img_size, img_size), cut into square patches.
+        embed_dim, num_heads, mlp_ratio, qkv_bias: Sizes of a transformer block.
+        depth: depth//2 encoder blocks, one middle block and depth//2 decoder blocks, so N = depth//2 long skips.
+        mlp_time_embed: Whether an MLP follows the timestep's sinusoids.
+        num_classes: Rows of the label table, the null label included. None or 0 for no classes.
+        clip_dim, num_clip_token: Width and number of text tokens. None or 0 for no text.
+        conv: Whether a 3×3 convolution ends the network.
+        init_std: Standard deviation of linear weights and of the position table.
+        scaling: Spec or name of a scaling. Equivalent to `scalelong.apply(UViT(…), scaling)`.
     """
 
     config_name = "config.json"
@@ -125,39 +129,24 @@ class UViT(ModelMixin, ConfigMixin):
         init_std: float = 0.02,
         scaling: Scaling | str | dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        spec = parse_scaling(scaling)
         num_classes, clip_dim, num_clip_token = num_classes or None, clip_dim or None, num_clip_token or None
-        self.register_to_config(
-            img_size=img_size,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            embed_dim=embed_dim,
-            depth=depth,
-            num_heads=num_heads,
-            mlp_ratio=mlp_ratio,
-            qkv_bias=qkv_bias,
-            mlp_time_embed=mlp_time_embed,
-            num_classes=num_classes,
-            clip_dim=clip_dim,
-            num_clip_token=num_clip_token,
-            conv=conv,
-            init_std=init_std,
-            scaling=spec.to_dict(),
-        )
-        _check_sizes(img_size, patch_size, in_chans, embed_dim, depth, num_heads, mlp_ratio, init_std)
-        if num_classes and clip_dim:
-            raise ScaleLongError("a U-ViT is conditioned on classes (num_classes) or on text (clip_dim), not on both")
-        if bool(clip_dim) != bool(num_clip_token):
-            raise ScaleLongError(f"text needs both clip_dim and num_clip_token, not {clip_dim} and {num_clip_token}")
+        spec = parse_scaling(scaling)
+        config = {k: v for k, v in locals().items() if k not in ("self", "spec", "__class__")}
+        _check_config(config)
+        super().__init__()
+        self.register_to_config(**config | {"scaling": spec.to_dict()})
 
         self.patch_size, self.in_chans = patch_size, in_chans
         self.num_classes, self.clip_dim, self.num_clip_token = num_classes, clip_dim, num_clip_token
         self.extras = 1 + (1 if num_classes else 0) + (num_clip_token or 0)  # time, label or text tokens
         self.patches = (img_size // patch_size) ** 2
         self.gradient_checkpointing = False
+        D, L, N = embed_dim, self.extras + self.patches, depth // 2
+        self.long_skips = tuple(  # outermost first: scale_skip scales them in `forward`
+            Site(f"out_blocks.{N - i}", channels=D, dim=-1, tokens=L, source=f"in_blocks.{i - 1}")
+            for i in range(1, N + 1)
+        )
 
-        D = embed_dim
         self.patch_embed = PatchEmbed(patch_size, in_chans, D)
         self.time_embed = (
             nn.Sequential(nn.Linear(D, 4 * D), nn.SiLU(), nn.Linear(4 * D, D)) if mlp_time_embed else nn.Identity()
@@ -166,24 +155,19 @@ class UViT(ModelMixin, ConfigMixin):
             self.label_emb = nn.Embedding(num_classes, D)
         if clip_dim:
             self.context_embed = nn.Linear(clip_dim, D)
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.extras + self.patches, D))
-        shape: dict[str, Any] = {"width": D, "num_heads": num_heads, "mlp_ratio": mlp_ratio, "qkv_bias": qkv_bias}
-        self.in_blocks = nn.ModuleList(Block(**shape) for _ in range(depth // 2))
-        self.mid_block = Block(**shape)
-        self.out_blocks = nn.ModuleList(Block(**shape, skip=True) for _ in range(depth // 2))
+        self.pos_embed = nn.Parameter(torch.zeros(1, L, D))
+        block: dict[str, Any] = {"width": D, "num_heads": num_heads, "mlp_ratio": mlp_ratio, "qkv_bias": qkv_bias}
+        self.in_blocks = nn.ModuleList(Block(**block) for _ in range(N))
+        self.mid_block = Block(**block)
+        self.out_blocks = nn.ModuleList(Block(**block, skip=True) for _ in range(N))
         self.norm = nn.LayerNorm(D)
         self.decoder_pred = nn.Linear(D, patch_size**2 * in_chans)
         self.final_layer = nn.Conv2d(in_chans, in_chans, 3, padding=1) if conv else nn.Identity()
-        self.long_skips = tuple(  # outermost first
-            Site(f"out_blocks.{depth // 2 - 1 - k}", channels=D, dim=-1, tokens=self.extras + self.patches,
-                 source=f"in_blocks.{k}")
-            for k in range(depth // 2)
-        )  # fmt: skip
-        self._initialise(init_std)
+        self._init_weights(init_std)
         apply(self, spec)
 
-    def _initialise(self, std: float) -> None:
-        """Truncated normals for linear weights and positions, zero biases; the rest keeps PyTorch's own."""
+    def _init_weights(self, std: float) -> None:
+        """Truncated normal linear weights and positions, zero biases. All else keeps PyTorch's initialization."""
         nn.init.trunc_normal_(self.pos_embed, std=std)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -202,16 +186,16 @@ class UViT(ModelMixin, ConfigMixin):
             tokens = [self.label_emb(y)[:, None].to(x.dtype), time[:, None], x]
         if context is not None:
             tokens = [time[:, None], self.context_embed(context).to(x.dtype), x]
-        x = torch.cat(tokens, dim=1) + self.pos_embed  # (B, extras + patches, D)
+        x = torch.cat(tokens, dim=1) + self.pos_embed  # (B, L, D), L = extras + patches
 
         skips = []
         for block in self.in_blocks:
             x = self._run(block, x)
-            skips.append(x)  # long skip 1 first
+            skips.append(x)  # x_1, …, x_N
         x = self._run(self.mid_block, x)
         for block in self.out_blocks:
             i = len(skips)  # N, …, 1
-            skip = scale_skip(self, skips.pop(), i)  # κ_i · x_i
+            skip = scale_skip(self, skips.pop(), i)  # κ_i·x_i
             x = self._run(block, x, skip)  # (B, L, D)
 
         x = self.decoder_pred(self.norm(x))[:, self.extras :]  # (B, patches, p·p·C)
@@ -223,7 +207,7 @@ class UViT(ModelMixin, ConfigMixin):
         return block(*inputs)
 
     def _unpatchify(self, x: Tensor, H: int, W: int) -> Tensor:
-        """(B, patches, p·p·C), inside a patch in the order row, column, channel → (B, C, H, W)."""
+        """(B, patches, p·p·C), ordered (row, column, channel) within a patch → (B, C, H, W)."""
         p, C = self.patch_size, self.in_chans
         x = x.reshape(x.shape[0], H // p, W // p, p, p, C)
         return x.permute(0, 5, 1, 3, 2, 4).reshape(x.shape[0], C, H, W)
@@ -231,28 +215,24 @@ class UViT(ModelMixin, ConfigMixin):
     def _check_inputs(self, x: Tensor, y: Tensor | None, context: Tensor | None) -> None:
         size = self.config.img_size
         if x.ndim != 4 or x.shape[1:] != (self.in_chans, size, size):
-            raise ScaleLongError(
-                f"the input is (batch, {self.in_chans}, {size}, {size}) for this U-ViT, not {tuple(x.shape)}"
-            )
+            raise invalid("shape of x", f"(batch, {self.in_chans}, {size}, {size})", tuple(x.shape))
+        B = x.shape[0]
         if (y is None) == bool(self.num_classes):
-            needed = (
-                f"needs labels y (num_classes={self.num_classes})" if y is None else "has no classes, but y is given"
-            )
-            raise ScaleLongError(f"this U-ViT {needed}")
-        if y is not None and y.shape != x.shape[:1]:
-            raise ScaleLongError(f"y is one label a sample, shape ({x.shape[0]},), not {tuple(y.shape)}")
+            expected = f"labels (num_classes={self.num_classes})" if self.num_classes else "None (no classes)"
+            raise invalid("y", expected, type(y).__name__)
+        if y is not None and y.shape != (B,):
+            raise invalid("shape of y", f"({B},)", tuple(y.shape))
         if (context is None) == bool(self.clip_dim):
-            needed = "needs text tokens (context)" if context is None else "takes no text, but context is given"
-            raise ScaleLongError(f"this U-ViT {needed}")
-        expected = (x.shape[0], self.num_clip_token, self.clip_dim)
-        if context is not None and context.shape != expected:
-            raise ScaleLongError(f"context is (batch, tokens, width) = {expected}, not {tuple(context.shape)}")
+            expected = f"text tokens (clip_dim={self.clip_dim})" if self.clip_dim else "None (no text)"
+            raise invalid("context", expected, type(context).__name__)
+        if context is not None and context.shape != (B, self.num_clip_token, self.clip_dim):
+            raise invalid("shape of context", f"({B}, {self.num_clip_token}, {self.clip_dim})", tuple(context.shape))
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> UViT:
-        """Load a folder that `save_pretrained` wrote, scaling included."""
+        """Load a folder written by `save_pretrained`, including the scaling."""
         model = super().from_pretrained(*args, **kwargs)
-        with torch.no_grad():  # memory-mapped weights may be unaligned, which is slower and rounds otherwise
+        with torch.no_grad():  # memory-mapped weights may be unaligned: slower, and rounded differently
             for parameter in model.parameters():
                 parameter.data = parameter.data.clone()
         return model
@@ -266,44 +246,30 @@ class UViT(ModelMixin, ConfigMixin):
         num_heads: int,
         scaling: Scaling | str | dict[str, Any] | None = None,
     ) -> UViT:
-        """Load weights published by U-ViT or ScaleLong (`.pth` or safetensors); the rest is read off their shapes.
+        """Load weights published by U-ViT or ScaleLong (`.pth` or safetensors). Their shapes determine all sizes.
 
-        scaling=None takes LS where its weights (`se.*`) are there, and no scaling elsewhere.
+        `scaling=None` selects LS if its weights (`se.*`) are present, and no scaling otherwise.
         """
         from scalelong.models.official import load_official
 
         return load_official(cls, path_or_state_dict, img_size=img_size, num_heads=num_heads, scaling=scaling)
 
 
-def _check_sizes(
-    img_size: int,
-    patch_size: int,
-    in_chans: int,
-    embed_dim: int,
-    depth: int,
-    num_heads: int,
-    mlp_ratio: float,
-    init_std: float,
-) -> None:
-    counts = {
-        "img_size": img_size,
-        "patch_size": patch_size,
-        "in_chans": in_chans,
-        "embed_dim": embed_dim,
-        "depth": depth,
-        "num_heads": num_heads,
-    }
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ScaleLongError(f"{name} is a whole number from 1 up, not {value!r}")
-    if img_size % patch_size:
-        raise ScaleLongError(f"img_size {img_size} is not divisible by patch_size {patch_size}")
-    if embed_dim % num_heads:
-        raise ScaleLongError(f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}")
-    if depth < 2:
-        raise ScaleLongError(f"depth {depth} leaves no long skip; 2 is the least")
-    for name, number in {"mlp_ratio": mlp_ratio, "init_std": init_std}.items():
-        if not isinstance(number, (int, float)) or not number > 0:
-            raise ScaleLongError(f"{name} is a number above 0, not {number!r}")
-    if not 1 <= embed_dim * mlp_ratio < 2**31:
-        raise ScaleLongError(f"mlp_ratio {mlp_ratio} gives an MLP {embed_dim * mlp_ratio:g} wide; 1 is the least")
+def _check_config(config: dict[str, Any]) -> None:
+    for name in ("img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads"):
+        value, least = config[name], 2 if name == "depth" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise invalid(name, f"an integer >= {least}", value)
+    for name in ("mlp_ratio", "init_std"):
+        if not isinstance(config[name], (int, float)) or not config[name] > 0:
+            raise invalid(name, "a number > 0", config[name])
+    for name, divisor in (("img_size", "patch_size"), ("embed_dim", "num_heads")):
+        if config[name] % config[divisor]:
+            raise invalid(name, f"divisible by {divisor}={config[divisor]}", config[name])
+    if not 1 <= config["embed_dim"] * config["mlp_ratio"] < 2**31:
+        raise invalid("mlp_ratio", f"at least 1/embed_dim = 1/{config['embed_dim']} and finite", config["mlp_ratio"])
+    if config["num_classes"] and config["clip_dim"]:
+        raise InvalidValueError("num_classes and clip_dim exclude each other; a U-ViT takes classes or text")
+    if bool(config["clip_dim"]) != bool(config["num_clip_token"]):
+        raise invalid("clip_dim and num_clip_token", "both set or both None",
+                      (config["clip_dim"], config["num_clip_token"]))  # fmt: skip

@@ -1,0 +1,105 @@
+"""The public contract: every name and signature of the design that exists today. A failure here breaks users."""
+
+import importlib
+import inspect
+
+import pytest
+
+import scalelong
+
+SIGNATURES = {
+    "scalelong.UViT": "img_size patch_size in_chans embed_dim depth num_heads mlp_ratio qkv_bias mlp_time_embed "
+    "num_classes clip_dim num_clip_token conv init_std scaling",
+    "scalelong.UViT.forward": "self x t y context",
+    "scalelong.UViT.from_official": "path_or_state_dict img_size num_heads scaling",
+    "scalelong.UViT.from_pretrained": "args kwargs",
+    "scalelong.build_unet": "name scaling overrides",
+    "scalelong.StackedUNet": "width num_skips block_depth scaling init seed",
+    "scalelong.apply": "net scaling sites placement replace",
+    "scalelong.describe": "net example kwargs",
+    "scalelong.remove": "net",
+    "scalelong.unscaled": "net",
+    "scalelong.save_scaling": "net folder",
+    "scalelong.load_scaling": "net folder",
+    "scalelong.register_adapter": "cls find_skips",
+    "scalelong.parameters": "net",
+    "scalelong.scale_skip": "net skip i",
+    "scalelong.Site": "path argument item channels trailing dim tokens carrier source norm shortcut",
+    "scalelong.SkipShape": "channels dim tokens",
+    "scalelong.NoScaling": "",
+    "scalelong.UniformScaling": "value",
+    "scalelong.ConstantScaling": "kappa reverse",
+    "scalelong.ExplicitScaling": "coefficients",
+    "scalelong.LearnableScaling": "calibration reduction activation shared gate init",
+    "scalelong.StableScaling": "tau",
+    "scalelong.ReZeroScaling": "",
+    "scalelong.parse_scaling": "scaling options",
+    "scalelong.estimate_kappa": "images num_skips process samples seed latents",
+    "scalelong.evaluate_images": None,
+    "scalelong.load_run": "folder",
+    "scalelong.StabilityMonitor": None,
+    "scalelong.StabilityMonitor.step": None,
+    "scalelong.StabilityMonitor.note": None,
+    "scalelong.training.train": "config out quiet",
+    "scalelong.models.registry.Model": "build adapt save load",
+}
+FIELDS = {
+    "scalelong.KappaEstimate": "low high recommended mean_ratio share_below_5",
+    "scalelong.skips.Row": "index path source coefficient coefficient_range shape felt norm_passes note",
+    "scalelong.Alarm": "kind step",
+    "scalelong.Limits": "",
+    "scalelong.Evaluation": "",
+}
+ERRORS = (
+    "InvalidValueError UnknownNameError UnsupportedNetworkError ScalingStateError DataError RunError EvaluationError"
+)
+COMMANDS = "train sample evaluate compare report kappa theory robustness paper data presets doctor"
+
+
+def resolve(name):
+    parts = name.split(".")
+    for k in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:k]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[k:]:
+            value = getattr(value, part)
+        return value
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_a_public_callable_has_these_parameters(name):
+    value = resolve(name)
+    assert callable(value)
+    if SIGNATURES[name] is not None:
+        expected = SIGNATURES[name].split()
+        assert list(inspect.signature(value).parameters)[: len(expected)] == expected  # more may follow
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_public_result_has_these_fields(name):
+    assert set(FIELDS[name].split()) <= set(resolve(name).__dataclass_fields__)
+
+
+@pytest.mark.parametrize("name", ERRORS.split())
+def test_every_error_is_a_scalelong_error_and_a_value_error(name):
+    error = resolve(f"scalelong.errors.{name}")
+    assert issubclass(error, scalelong.ScaleLongError)
+    assert issubclass(error, ValueError)
+
+
+def test_every_public_name_can_be_imported():
+    for name in scalelong.__all__:
+        assert getattr(scalelong, name) is not None
+
+
+@pytest.mark.parametrize("command", COMMANDS.split())
+def test_every_command_exists(command, capsys):
+    from scalelong.cli import main
+
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code in (0, None)
+    assert "Usage" in capsys.readouterr().out
