@@ -1,4 +1,4 @@
-"""κ from data: the distribution against noise drawn pixel by pixel, the range against a root finder, the edges."""
+"""`estimate_kappa` agrees with noise drawn pixel by pixel and with SciPy's root finder; edge cases and errors."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def some_images(n=64, size=8, seed=0):
 
 
 def drawn_ratios(images, samples, seed=0):
-    """‖ε‖²/‖x_t‖² the long way: diffusers' schedule, and noise for every pixel."""
+    """‖ε‖²/‖x_t‖² computed directly: diffusers' schedule, and noise for every pixel."""
     rng = np.random.default_rng(seed)
     alpha_bar = DDPMScheduler(1000, beta_start=1e-4, beta_end=0.02, beta_schedule="linear").alphas_cumprod.numpy()
     x_0 = (images.reshape(len(images), -1) / 127.5 - 1)[rng.integers(len(images), size=samples)]
@@ -74,9 +74,9 @@ def test_the_histogram_holds_every_sample_and_agrees_with_numpy():
 def test_the_pixel_histogram_agrees_with_numpy(as_float):
     images = some_images(n=16)
     x = images / 127.5 - 1
-    given_ = torch.tensor(x, dtype=torch.float32).permute(0, 3, 1, 2) if as_float else images
-    found = estimate_kappa(given_, num_skips=6, samples=100).pixel_histogram
-    values = given_.numpy().ravel()[::16] if as_float else x.ravel()
+    pixels = torch.tensor(x, dtype=torch.float32).permute(0, 3, 1, 2) if as_float else images
+    found = estimate_kappa(pixels, num_skips=6, samples=100).pixel_histogram
+    values = pixels.numpy().ravel()[::16] if as_float else x.ravel()
     counts, _ = np.histogram(values, np.linspace(-1, 1, 65))
     assert found.counts == tuple(counts)
 
@@ -121,7 +121,7 @@ def test_every_process_has_its_own_mean():
         assert found.mean_ratio == pytest.approx(expected, rel=0.02)
 
 
-def test_a_scheduler_s_own_values_of_alpha_bar_may_be_given():
+def test_process_can_be_a_scheduler_s_values_of_alpha_bar():
     images = some_images()
     alpha_bar = DDPMScheduler(1000, beta_start=1e-4, beta_end=0.02, beta_schedule="linear").alphas_cumprod
     by_name, by_value = (estimate_kappa(images, 6, process=p, samples=5_000) for p in ("ddpm", alpha_bar))
@@ -135,7 +135,7 @@ def test_a_single_timestep_is_enough():
     assert found.mean_alpha_bar == 0.5
 
 
-def test_the_same_seed_gives_the_same_estimate_and_leaves_the_global_random_state():
+def test_the_same_seed_gives_the_same_estimate_and_keeps_the_global_random_state():
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
     first, second, other = (estimate_kappa(some_images(), 6, samples=500, seed=s) for s in (0, 0, 1))
@@ -144,7 +144,7 @@ def test_the_same_seed_gives_the_same_estimate_and_leaves_the_global_random_stat
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_layout_and_kind_of_array_do_not_matter(tmp_path):
+def test_layout_and_array_type_do_not_matter(tmp_path):
     images = some_images()
     np.save(tmp_path / "images.npy", images)
     stored = np.load(tmp_path / "images.npy", mmap_mode="r")  # read-only, as prepared data are
@@ -178,14 +178,14 @@ def test_the_range_solves_the_sums_as_scipy_does(mean, n):
     assert low <= recommended <= high
 
 
-def test_the_paper_s_range_comes_out_for_its_mean_and_its_networks():
+def test_the_paper_s_mean_and_networks_give_its_range():
     """Section 4.1: a mean of 1.22 and U-ViT's and the U-Net's N give κ in about [0.5, 0.95]."""
     lows, highs = zip(*(choose_kappa(1.22, n)[:2] for n in (6, 8, 10, 12)), strict=True)
     assert min(lows) == pytest.approx(0.5, abs=0.08)
     assert max(highs) == pytest.approx(0.95, abs=0.02)
 
 
-def test_the_recommended_sum_is_the_geometric_middle():
+def test_the_recommended_sum_is_the_geometric_mean():
     for n in (6, 8, 12):
         recommended = choose_kappa(1.5, n)[2]
         total = sum(recommended ** (2 * i) for i in range(n))
@@ -208,13 +208,13 @@ def test_many_skips_raise_kappa_and_the_reason_says_so():
     assert "raised" in reason
 
 
-def test_one_skip_leaves_nothing_to_choose():
+def test_one_skip_gives_kappa_1():
     found = estimate_kappa(some_images(), num_skips=1, samples=500)
     assert (found.low, found.high, found.recommended) == (1.0, 1.0, 1.0)
     assert "one long skip" in found.reason
 
 
-def test_a_mean_above_the_cap_is_said_clearly():
+def test_a_mean_above_the_cap_is_explained():
     low, high, recommended, reason = choose_kappa(7.0, 8)
     assert low == high == recommended
     assert sum(high ** (2 * i) for i in range(8)) == pytest.approx(5.0)
@@ -251,13 +251,13 @@ def test_zero_images_without_noise_are_infinite_but_do_not_fail():
     assert found.histogram.above == 100
 
 
-def test_constant_images_are_pointed_out():
+def test_constant_images_raise_a_notice():
     found = estimate_kappa(torch.full((3, 1, 8, 8), -0.5), num_skips=6, samples=500)
     assert any(notice.level == "warning" and "constant" in notice.text for notice in found.notices)
     assert math.isfinite(found.mean_ratio)
 
 
-def test_images_in_0_1_are_pointed_out():
+def test_images_in_0_1_raise_a_notice():
     found = estimate_kappa(torch.rand(3, 1, 8, 8), num_skips=6, samples=500)
     assert any("2x − 1" in str(notice) for notice in found.notices)
     assert not estimate_kappa(torch.rand(3, 1, 8, 8) * 2 - 1, num_skips=6, samples=500).notices
@@ -268,7 +268,7 @@ def test_a_single_pixel_is_an_image():
     assert found.mean_ratio == pytest.approx(1.0)
 
 
-def test_latents_may_leave_the_unit_range():
+def test_latents_can_have_any_range():
     latents = torch.randn(20, 4, 8, 8) * 3
     with pytest.raises(DataError, match=r"latents=True"):
         estimate_kappa(latents, num_skips=6)
@@ -321,8 +321,8 @@ def test_histogram_counts_what_lies_outside():
     assert (found.below, found.counts, found.above) == (1, (1, 2), 2)
 
 
-def test_the_base_install_is_enough():
-    """torch alone: numpy and everything that the extras bring are made impossible to import."""
+def test_estimate_kappa_needs_torch_alone():
+    """In a fresh process in which NumPy and the extras cannot be imported."""
     script = """
 import sys
 for name in ("numpy", "diffusers", "accelerate", "rich", "typer", "matplotlib", "sklearn", "PIL", "scipy"):
@@ -353,20 +353,20 @@ def test_real_cifar10_agrees_with_noise_drawn_pixel_by_pixel():
     assert found.ratio_of_means == pytest.approx(1.26, abs=0.01)
 
 
-def test_the_package_offers_it():
+def test_the_package_exports_estimate_kappa():
     assert scalelong.estimate_kappa is estimate_kappa
 
 
 # ---------------------------------------------------------------------------------------------- notices
 
 
-def test_a_sum_within_the_range_says_nothing():
+def test_a_sum_within_the_range_gives_no_notice():
     assert kappa_notices(ConstantScaling(0.7).coefficients(6), kappa=0.7) == []
     assert kappa_notices((1.0,)) == []  # one skip, unscaled
     assert kappa_notices(NoScaling().coefficients(4)) == []
 
 
-def test_a_sum_outside_the_range_is_information():
+def test_a_sum_outside_the_range_is_an_info_notice():
     (above,) = kappa_notices(NoScaling().coefficients(12))
     assert (above.level, "12.00 is above 5" in str(above)) == ("info", True)
     (below,) = kappa_notices(UniformScaling(0.3).coefficients(6))
@@ -375,7 +375,7 @@ def test_a_sum_outside_the_range_is_information():
     assert "1.33 is below the data's mean ratio 2" in str(below)
 
 
-def test_a_skip_that_is_all_but_cut_is_a_warning():
+def test_an_almost_cut_skip_is_a_warning():
     (warning,) = kappa_notices(ConstantScaling(0.5).coefficients(12), kappa=0.5)
     assert warning.level == "warning"
     assert "0.00049" in str(warning)

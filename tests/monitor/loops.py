@@ -1,4 +1,4 @@
-"""Small loops under a monitor, shared by its tests."""
+"""Small training loops with a monitor, shared by its tests."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ def small_uvit(scaling=None, seed=0, **sizes):
 
 
 def batch(step, n=6, size=8):
-    """(x_t, t, eps), a function of the step."""
+    """Return (x_t, t, eps), a function of the step."""
     g = torch.Generator().manual_seed(1000 + step)
     t = torch.rand(n, generator=g) * 999
     return torch.randn(n, 1, size, size, generator=g), t, torch.randn(n, 1, size, size, generator=g)
@@ -25,7 +25,7 @@ def call(net, x, t):
 
 
 def train(net, steps, monitor=None, lr=1e-2, start=1, call=call, after=None, clip=1.0):
-    """Plain SGD; returns the losses."""
+    """Train with SGD and return the losses."""
     optimizer = torch.optim.SGD(net.parameters(), lr)
     losses = []
     for step in range(start, start + steps):
@@ -47,14 +47,14 @@ def train(net, steps, monitor=None, lr=1e-2, start=1, call=call, after=None, cli
 
 
 def monitored_run(net, steps, every=2, **options):
-    """(monitor, losses) of a run whose looks are all in the monitor's window."""
+    """Return (monitor, losses) of a run whose window holds all snapshots."""
     options = {"probe": batch(0, n=8)[:2], "window": 500, **options}
     monitor = StabilityMonitor(net, every=every, **options)
     return monitor, train(net, steps, monitor)
 
 
 def hooks_on(net):
-    """Every hook of a network, by module."""
+    """Return the number of hooks by module."""
     return {
         name: [len(h) for h in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)]
         for name, m in net.named_modules()

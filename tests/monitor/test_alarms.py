@@ -1,4 +1,4 @@
-"""Alarms: raised where something is made to go wrong, with module, timesteps and beginning; silent elsewhere."""
+"""Provoked failures raise alarms with module, timesteps and first step; stable runs raise none."""
 
 import logging
 import math
@@ -35,7 +35,7 @@ def alarms_at(entries, window=None):
 # ------------------------------------------------------------------------------------------- in a loop
 
 
-def test_a_calm_run_raises_nothing(tmp_path):
+def test_a_stable_run_raises_no_alarm(tmp_path):
     net = small_uvit()
     monitor, raised = monitored(net, out=tmp_path / "s.jsonl")
     train(net, 60, monitor, lr=1e-2)
@@ -43,8 +43,8 @@ def test_a_calm_run_raises_nothing(tmp_path):
     assert monitor.alarms == ()
 
 
-def test_shaken_weights_raise_an_oscillation_alarm_at_their_module_and_timesteps(tmp_path):
-    """From step 31 on the gain of one encoder block flips to and fro, felt at late timesteps alone."""
+def test_an_oscillating_block_raises_an_alarm_at_its_module_and_timesteps(tmp_path):
+    """From step 31 on, the gain of one encoder block alternates, at late timesteps only."""
     net = small_uvit()
 
     class Flip:
@@ -72,9 +72,9 @@ def test_shaken_weights_raise_an_oscillation_alarm_at_their_module_and_timesteps
     assert "timesteps 750 to 1000" in text
     assert "Theorem 3.1" in text
     log = read_stability(tmp_path / "s.jsonl")
-    (told,) = [a for a in log.alarms() if a["kind"] == "oscillation"]
-    assert told["text"] == text
-    assert told["since"] == alarm.since
+    (logged,) = [a for a in log.alarms() if a["kind"] == "oscillation"]
+    assert logged["text"] == text
+    assert logged["since"] == alarm.since
     lasting = [a for a in log.entries[-1]["alarms"] if a["kind"] == "oscillation"]
     assert lasting == [{"kind": "oscillation", "module": monitor.alarms[0].module, "since": alarm.since}]
 
@@ -89,7 +89,7 @@ def test_a_gradient_spike_names_the_step_and_the_block():
         (net(x, t) - eps).square().mean().backward()
         for parameter in net.mid_block.parameters():
             parameter.grad.mul_(1e4)
-    monitor.note(grad_norm=monitor.last["grad"]["total"])  # what clipping returns: of a step that was looked at
+    monitor.note(grad_norm=monitor.last["grad"]["total"])  # what clipping returns for a recorded step
     (alarm,) = raised
     assert (alarm.kind, alarm.since, alarm.module) == ("gradient", 21, "mid_block")
     assert "Theorem 3.3" in alarm.advice
@@ -98,7 +98,7 @@ def test_a_gradient_spike_names_the_step_and_the_block():
     assert monitor.alarms == ()  # it is over
 
 
-def test_a_spike_between_looks_is_seen_through_what_was_noted():
+def test_note_reveals_a_spike_between_snapshots():
     net = small_uvit()
     monitor, raised = monitored(net, every=4)
     for step in range(1, 49):
@@ -144,7 +144,7 @@ def test_an_infinite_gradient_alone_names_its_block():
     assert monitor.last["grad"]["total"] is None
 
 
-def test_an_infinite_gradient_is_fp16_s_own_business():
+def test_an_infinite_gradient_under_a_grad_scaler_raises_no_alarm():
     class Scaler:
         def get_scale(self):
             return 1024.0
@@ -160,8 +160,8 @@ def test_an_infinite_gradient_is_fp16_s_own_business():
     assert raised == []
 
 
-def test_what_comes_and_goes_is_one_alarm(monkeypatch):
-    """An oscillation around the threshold: in force at looks 3, 5, 6 and, after a long rest, 20."""
+def test_an_intermittent_oscillation_is_one_alarm(monkeypatch):
+    """An oscillation around the threshold: active at snapshots 3, 5, 6 and, much later, 20."""
     from scalelong.monitor import monitor as module
 
     net = small_uvit()
@@ -181,7 +181,7 @@ def test_what_comes_and_goes_is_one_alarm(monkeypatch):
     assert [alarm.step for alarm in raised] == [3, 20]
 
 
-def test_by_default_an_alarm_is_a_logged_warning(caplog):
+def test_an_alarm_is_logged_as_a_warning_by_default(caplog):
     net = small_uvit()
     monitor = StabilityMonitor(net, batch(0)[:2], every=1)
     with torch.no_grad():
@@ -192,44 +192,44 @@ def test_by_default_an_alarm_is_a_logged_warning(caplog):
     assert "mid_block" in caplog.text
 
 
-# ------------------------------------------------------------------------------------ on made-up looks
+# ------------------------------------------------------------------------------------ on synthetic entries
 
 
-def looks(n, **series):
+def entries(n, **series):
     return [{"step": k, **{key: make(k) for key, make in series.items()}} for k in range(n)]
 
 
-def test_a_ratio_that_runs_away_is_named_with_its_skip():
+def test_a_growing_ratio_raises_an_alarm_at_its_skip():
     run = lambda k: {"ratio": [1.0, 1.0 * 1.1**k, 1.0]}
-    (alarm,) = alarms_at(looks(30, probe=run))
+    (alarm,) = alarms_at(entries(30, probe=run))
     assert (alarm.kind, alarm.skip) == ("ratio", 2)
     assert alarm.value / alarm.reference > 4
-    assert alarms_at(looks(30, probe=lambda k: {"ratio": [1.0, 1.02**k, None]})) == []
+    assert alarms_at(entries(30, probe=lambda k: {"ratio": [1.0, 1.02**k, None]})) == []
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(3.0, []), (8.0, ["gradient"])])
-def test_a_spike_is_measured_against_the_window_s_median(factor, expected):
+def test_a_spike_is_relative_to_the_median_of_the_window(factor, expected):
     wobble = lambda k: {"max": (1.0 + 0.1 * (-1) ** k) * (factor if k == 19 else 1.0)}
-    assert [a.kind for a in alarms_at(looks(20, grad=wobble))] == expected
+    assert [a.kind for a in alarms_at(entries(20, grad=wobble))] == expected
 
 
-def test_a_loss_that_is_always_wild_does_not_spike():
+def test_a_loss_that_always_varies_raises_no_spike_alarm():
     g = torch.Generator().manual_seed(0)
     values = (2.0 * torch.randn(40, generator=g)).exp().tolist()
-    assert alarms_at(looks(40, loss=lambda k: {"max": values[k]})) == []
+    assert alarms_at(entries(40, loss=lambda k: {"max": values[k]})) == []
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_few_looks_are_not_compared(n):
-    wild = lambda k: {"max": 1.0 if k < n - 1 else 1e6}
-    assert alarms_at(looks(n, grad=wild, probe=lambda k: {"ratio": [10.0**k] * 3})) == []
+def test_few_snapshots_are_not_compared(n):
+    spike = lambda k: {"max": 1.0 if k < n - 1 else 1e6}
+    assert alarms_at(entries(n, grad=spike, probe=lambda k: {"ratio": [10.0**k] * 3})) == []
 
 
-def test_an_oscillation_that_is_great_from_the_start_is_told_too():
+def test_a_large_oscillation_from_the_start_raises_an_alarm():
     window = Window(40)
     for k in range(30):
         window.add(torch.full((LAYOUT.size + 3 * 4,), 0.2 * (-1) ** k, dtype=torch.float64))
-    (alarm,) = alarms_at(looks(30), window)
+    (alarm,) = alarms_at(entries(30), window)
     assert (alarm.kind, alarm.value) == ("oscillation", pytest.approx(0.2, rel=0.01))
     assert "other points" in alarm.what
 
@@ -245,14 +245,14 @@ def test_advice_states_the_sums_of_theorem_3_1():
     assert f"ConstantScaling({recommended:g}) makes that sum {then:.3g}" in text
 
 
-def test_advice_for_a_scaled_network_does_not_send_in_circles():
+def test_advice_does_not_recommend_the_scaling_in_use():
     recommended = choose_kappa(PAPER_MEAN, 6)[2]
     text = advice("gradient", 1, ConstantScaling(recommended).coefficients(6), recommended)
     assert "ConstantScaling" not in text
     assert "learning rate" in text
 
 
-def test_advice_speaks_of_cut_skips():
+def test_advice_mentions_skips_that_are_almost_cut():
     kappas = ConstantScaling(0.99).coefficients(12)
     assert "almost cuts" in advice("ratio", 3, [0.5**k for k in range(12)], 0.5)
     assert "almost cuts" not in advice("ratio", 3, kappas, 0.99)
@@ -261,13 +261,13 @@ def test_advice_speaks_of_cut_skips():
 @pytest.mark.parametrize("kind", ["nonfinite", "oscillation", "gradient", "loss", "ratio"])
 @pytest.mark.parametrize("coefficients", [[], [1.0], [1.0] * 6, [0.0] * 3])
 @pytest.mark.parametrize("skip", [None, 1, 6])
-def test_there_is_advice_for_every_case(kind, coefficients, skip):
+def test_every_case_has_advice(kind, coefficients, skip):
     text = advice(kind, skip, coefficients, None)
     assert text.endswith(".")
     assert "nan" not in text
 
 
 @pytest.mark.parametrize(("name", "value"), [("growth", 0), ("spike", -1.0), ("looks", 1), ("oscillation", "much")])
-def test_limits_out_of_range_are_named(name, value):
+def test_invalid_limits_raise_with_name_and_value(name, value):
     with pytest.raises(InvalidValueError, match=f"{name}.*{value}"):
         Limits(**{name: value})

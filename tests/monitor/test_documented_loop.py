@@ -1,4 +1,4 @@
-"""The ten lines of docs/monitor.md and the example run as they stand, on third-party U-Nets."""
+"""The loop in docs/monitor.md and the example run unchanged, on third-party U-Nets."""
 
 import importlib.util
 import re
@@ -17,7 +17,7 @@ def documented_loop():
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8"), flags=re.S)[0]
 
 
-def test_the_documented_loop_watches_lucidrains_unet(tmp_path, monkeypatch, capsys):
+def test_the_documented_loop_monitors_lucidrains_unet(tmp_path, monkeypatch, capsys):
     net = lucidrains().Unet(dim=8, dim_mults=(1, 2), attn_dim_head=4, attn_heads=2)
     monkeypatch.chdir(tmp_path)
     g = torch.Generator().manual_seed(0)

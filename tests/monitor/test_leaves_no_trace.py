@@ -1,4 +1,4 @@
-"""Observing does not disturb: the run is bit for bit the same, and nothing is left behind or waited for."""
+"""The monitor does not change the run by a bit, leaves nothing behind and does not synchronize between snapshots."""
 
 import copy
 import warnings
@@ -16,7 +16,7 @@ from scalelong.monitor.log import read_stability
 
 
 class Disturbable(nn.Module):
-    """Everything that a careless look would change: dropout, batch norm, a buffer, noise of its own."""
+    """Everything that a careless monitor would change: dropout, batch norm, a buffer, its own noise."""
 
     def __init__(self):
         super().__init__()
@@ -41,12 +41,12 @@ NETWORKS = {
 @pytest.mark.parametrize("build", NETWORKS.values(), ids=NETWORKS)
 def test_losses_weights_buffers_and_random_numbers_are_bit_for_bit_the_same(build, every):
     results = []
-    for watched in (False, True):
+    for monitored in (False, True):
         torch.manual_seed(0)
         net = build()
         modes = {name: m.training for name, m in net.named_modules()}
         torch.manual_seed(1)
-        monitor = StabilityMonitor(net, batch(0)[:2], every=every, ema=net) if watched else None
+        monitor = StabilityMonitor(net, batch(0)[:2], every=every, ema=net) if monitored else None
         losses = train(net, 8, monitor)
         assert {name: m.training for name, m in net.named_modules()} == modes
         results.append((losses, net.state_dict(), torch.get_rng_state(), [p.grad for p in net.parameters()]))
@@ -57,16 +57,16 @@ def test_losses_weights_buffers_and_random_numbers_are_bit_for_bit_the_same(buil
     assert all(torch.equal(a, b) for a, b in zip(grads, grads_w, strict=True))
 
 
-def test_the_first_batch_as_probe_does_not_disturb_either():
+def test_taking_the_first_batch_as_probe_does_not_change_losses():
     losses = []
-    for watched in (False, True):
+    for monitored in (False, True):
         torch.manual_seed(0)
         net = Disturbable()
-        losses.append(train(net, 6, StabilityMonitor(net, every=2) if watched else None))
+        losses.append(train(net, 6, StabilityMonitor(net, every=2) if monitored else None))
     assert losses[0] == losses[1]
 
 
-def test_a_stochastic_network_is_probed_with_the_same_noise_each_time():
+def test_the_probe_uses_the_same_noise_in_every_snapshot():
     torch.manual_seed(0)
     net = Disturbable()
     monitor = StabilityMonitor(net, batch(0)[:2], every=1)
@@ -79,7 +79,7 @@ def test_a_stochastic_network_is_probed_with_the_same_noise_each_time():
     assert monitor.last["jump"]["probe"]["blocks"] == [0.0] * 4
 
 
-def test_a_network_in_eval_mode_stays_there():
+def test_a_network_in_eval_mode_stays_in_eval_mode():
     net = small_uvit().eval()
     monitor = StabilityMonitor(net, batch(0)[:2], every=1)
     train(net, 3, monitor)
@@ -88,7 +88,7 @@ def test_a_network_in_eval_mode_stays_there():
 
 
 @pytest.mark.parametrize("scaling", [None, LearnableScaling()])
-def test_nothing_is_attached_outside_a_look_nor_left_by_remove(scaling):
+def test_hooks_are_attached_only_during_snapshots_and_gone_after_remove(scaling):
     net = small_uvit(scaling)
     before = hooks_on(net)
     attributes = set(vars(net))
@@ -96,8 +96,8 @@ def test_nothing_is_attached_outside_a_look_nor_left_by_remove(scaling):
     assert hooks_on(net) == before
     for step in range(1, 25):
         with monitor.step(step):
-            looked = step in (10, 19, 20)
-            assert (hooks_on(net) != before) == looked
+            recorded = step in (10, 19, 20)
+            assert (hooks_on(net) != before) == recorded
             net(*batch(step)[:2]).square().mean().backward()
         assert hooks_on(net) == before
     monitor.remove()
@@ -107,7 +107,7 @@ def test_nothing_is_attached_outside_a_look_nor_left_by_remove(scaling):
         assert hooks_on(net) == before
 
 
-def test_an_error_in_the_loop_passes_through_and_leaves_no_hook():
+def test_an_error_in_the_loop_propagates_and_leaves_no_hook():
     net = small_uvit()
     monitor = StabilityMonitor(net, batch(0)[:2], every=1)
     with pytest.raises(RuntimeError, match="mine"):
@@ -120,7 +120,7 @@ def test_an_error_in_the_loop_passes_through_and_leaves_no_hook():
 
 
 class Waits(TorchDispatchMode):
-    """Counts what would make a program wait for a device: reading a number, or copying to the CPU."""
+    """Count operations that synchronize with a device: reading a number, or copying to the CPU."""
 
     def __init__(self):
         super().__init__()
@@ -133,7 +133,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_steps_between_looks_wait_for_nothing_and_run_no_extra_operation():
+def test_steps_between_snapshots_neither_synchronize_nor_run_extra_operations():
     class Operations(TorchDispatchMode):
         def __init__(self):
             super().__init__()
@@ -155,15 +155,15 @@ def test_steps_between_looks_wait_for_nothing_and_run_no_extra_operation():
     net = small_uvit()
     watching, off = StabilityMonitor(net, batch(0)[:2], every=10), StabilityMonitor(net, every=0)
     for step in range(1, 13):
-        with Waits() as waits, Operations() as watched:
+        with Waits() as waits, Operations() as monitored:
             one(watching, net, step)
         with Operations() as plain:
             one(off, net, step)
         if step == 10:
-            assert len(watched.names) > len(plain.names)
+            assert len(monitored.names) > len(plain.names)
             continue
         assert waits.count == 0
-        extra = [n for n in watched.names if "detach" not in n and "reshape" not in n and "view" not in n]
+        extra = [n for n in monitored.names if "detach" not in n and "reshape" not in n and "view" not in n]
         assert extra == [n for n in plain.names if "detach" not in n and "reshape" not in n and "view" not in n]
 
 
@@ -174,12 +174,12 @@ def test_a_compiled_network_is_compiled_once_and_its_losses_do_not_change():
     from torch._dynamo.testing import CompileCounter
 
     losses = []
-    for watched in (False, True):
+    for monitored in (False, True):
         torch._dynamo.reset()
         counter = CompileCounter()
         net = small_uvit(ConstantScaling(0.7))
         net.compile(backend=counter, fullgraph=True)
-        monitor = StabilityMonitor(net, batch(0)[:2], every=2) if watched else None
+        monitor = StabilityMonitor(net, batch(0)[:2], every=2) if monitored else None
         losses.append(train(net, 8, monitor))
         assert counter.frame_count == 1
     assert losses[0] == losses[1]
@@ -189,7 +189,7 @@ def test_a_compiled_network_is_compiled_once_and_its_losses_do_not_change():
 
 
 @pytest.mark.parametrize("wrap", ["module", "function"])
-def test_a_compiled_network_shows_its_training_batch_when_it_is_given(wrap):
+def test_a_compiled_network_records_its_training_batch_if_it_is_passed(wrap):
     torch._dynamo.reset()
     plain, net = small_uvit(), small_uvit()
     if wrap == "module":
@@ -210,7 +210,7 @@ def test_a_compiled_network_shows_its_training_batch_when_it_is_given(wrap):
     torch._dynamo.reset()
 
 
-def test_a_compiled_network_without_a_probe_is_a_sentence():
+def test_a_compiled_network_without_a_probe_raises():
     net = torch.compile(small_uvit(), backend="eager")
     monitor = StabilityMonitor(net, every=1)
     with pytest.raises(ScalingStateError, match="compiled"):
@@ -232,7 +232,7 @@ def test_gradient_checkpointing_counts_no_block_twice_and_changes_no_loss():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_either_kind_of_checkpointing_is_met(reentrant):
+def test_both_kinds_of_checkpointing_record_the_same(reentrant):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -253,7 +253,7 @@ def test_either_kind_of_checkpointing_is_met(reentrant):
     assert entries[0]["train"] == entries[1]["train"]
 
 
-def test_a_network_may_be_copied_while_it_is_looked_at():
+def test_a_network_can_be_copied_during_a_snapshot():
     net = small_uvit()
     x, t, eps = batch(1)
     monitor = StabilityMonitor(net, batch(0)[:2], every=1)
@@ -269,7 +269,7 @@ def test_a_network_may_be_copied_while_it_is_looked_at():
     assert monitor.last == seen
 
 
-def test_two_monitors_do_not_see_each_other():
+def test_two_monitors_ignore_each_other():
     net = small_uvit()
     x, t, eps = batch(1)
     monitors = [StabilityMonitor(net, batch(0)[:2], every=1) for _ in range(2)]
@@ -279,7 +279,7 @@ def test_two_monitors_do_not_see_each_other():
     assert monitors[0].last["train"]["n"] == len(x)
 
 
-def test_accumulated_parts_are_seen_as_one_batch():
+def test_accumulated_parts_count_as_one_batch():
     net = small_uvit()
     x, t, eps = batch(1, n=8)
     entries = []
@@ -306,7 +306,7 @@ def process_group(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-def test_ddp_is_looked_into(process_group):
+def test_ddp_is_unwrapped(process_group):
     plain, net = small_uvit(), small_uvit()
     wrapped = nn.parallel.DistributedDataParallel(net)
     probe = batch(0)[:2]
@@ -317,7 +317,7 @@ def test_ddp_is_looked_into(process_group):
     assert hooks_on(net) == {}
 
 
-def test_another_process_than_the_first_looks_at_nothing(process_group, monkeypatch, tmp_path):
+def test_only_the_first_process_records(process_group, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.distributed, "get_rank", lambda *a: 1)
     net = small_uvit()
     monitor = StabilityMonitor(net, batch(0)[:2], every=1, out=tmp_path / "s.jsonl")
@@ -326,7 +326,7 @@ def test_another_process_than_the_first_looks_at_nothing(process_group, monkeypa
     assert not (tmp_path / "s.jsonl").exists()
 
 
-def test_data_parallel_is_looked_into():
+def test_data_parallel_is_unwrapped():
     plain, net = small_uvit(), small_uvit()
     probe = batch(0)[:2]
     with warnings.catch_warnings():
@@ -338,7 +338,7 @@ def test_data_parallel_is_looked_into():
     assert monitor.last == reference.last
 
 
-def test_fsdp_is_refused_by_name():
+def test_fsdp_raises():
     class FullyShardedDataParallel(nn.Module):
         pass
 
@@ -349,12 +349,12 @@ def test_fsdp_is_refused_by_name():
 # ---------------------------------------------------------------------------------------- mixed precision
 
 
-def test_mixed_precision_is_that_of_training_and_its_cache_is_left_clean():
-    """A look inside an autocast region must not leave copies of weights without gradients in its cache."""
+def test_the_probe_uses_training_s_mixed_precision_and_leaves_its_cache_clean():
+    """A snapshot inside an autocast region must not leave weights without gradients in its cache."""
     results = []
-    for watched in (False, True):
+    for monitored in (False, True):
         net = small_uvit()
-        monitor = StabilityMonitor(net, batch(0)[:2], every=1 if watched else 0)
+        monitor = StabilityMonitor(net, batch(0)[:2], every=1 if monitored else 0)
         grads = []
         with torch.autocast("cpu", torch.bfloat16):
             for step in (1, 2):  # without leaving the region
@@ -362,7 +362,7 @@ def test_mixed_precision_is_that_of_training_and_its_cache_is_left_clean():
                 net.zero_grad()
                 with monitor.step(step):
                     (net(x, t) - eps).float().square().mean().backward()
-                    torch.clear_autocast_cache()  # so that the look would be the first to fill it
+                    torch.clear_autocast_cache()  # so that the snapshot would be the first to fill it
                 grads.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
         results.append(grads)
     for plain, seen in zip(*results, strict=True):
@@ -374,7 +374,7 @@ def test_mixed_precision_is_that_of_training_and_its_cache_is_left_clean():
     assert monitor.last["probe"]["backbone"] != full.last["probe"]["backbone"]  # bfloat16 was in force
 
 
-def test_autocast_around_the_call_alone_is_noticed():
+def test_autocast_around_the_call_alone_is_used_for_the_probe():
     net = small_uvit()
     monitor = StabilityMonitor(net, batch(0)[:2], every=1)
 
@@ -390,7 +390,7 @@ def test_autocast_around_the_call_alone_is_noticed():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_networks_of_other_precisions_are_watched(dtype):
+def test_networks_of_other_precisions_are_recorded(dtype):
     net = small_uvit().to(dtype)
     x, t, eps = batch(1)
     monitor = StabilityMonitor(net, (x.to(dtype), t), every=1)
@@ -423,16 +423,16 @@ def metrics(folder):
 
 
 @pytest.mark.parametrize("settings", [{}, {"train__precision": "bf16"}, {"train__accumulate": 2}], ids=str)
-def test_a_watched_run_of_train_is_the_unwatched_one(tmp_path, settings):
+def test_train_gives_the_same_metrics_with_and_without_the_monitor(tmp_path, settings):
     from scalelong.training.loop import train as run
 
     run(tiny(**settings, monitor__every=0), tmp_path / "plain", quiet=True)
-    run(tiny(**settings), tmp_path / "watched", quiet=True)
-    assert metrics(tmp_path / "plain") == metrics(tmp_path / "watched")
+    run(tiny(**settings), tmp_path / "monitored", quiet=True)
+    assert metrics(tmp_path / "plain") == metrics(tmp_path / "monitored")
     assert not (tmp_path / "plain" / "stability.jsonl").exists()
-    log = read_stability(tmp_path / "watched" / "stability.jsonl")
+    log = read_stability(tmp_path / "monitored" / "stability.jsonl")
     assert [e["step"] for e in log.entries] == [2, 4, 6, 8]
-    seen = {line["step"]: line for line in metrics(tmp_path / "watched")}
+    seen = {line["step"]: line for line in metrics(tmp_path / "monitored")}
     for entry in log.entries:
         assert entry["grad"]["total"] == pytest.approx(seen[entry["step"]]["grad_norm"], rel=2e-4)
     mean = sum(seen[s]["loss"] for s in (7, 8)) / 2
@@ -441,7 +441,7 @@ def test_a_watched_run_of_train_is_the_unwatched_one(tmp_path, settings):
     assert log.header["times"] == [0.0, 0.25, 0.5, 0.75, 1.0]  # the process's own time
 
 
-def test_a_resumed_run_writes_the_same_looks(tmp_path):
+def test_a_resumed_run_writes_the_same_snapshots(tmp_path):
     from scalelong.training.loop import train as run
 
     run(tiny(), tmp_path / "whole", quiet=True)
@@ -451,13 +451,13 @@ def test_a_resumed_run_writes_the_same_looks(tmp_path):
     assert whole == parts
 
 
-def test_a_compiled_run_is_watched(tmp_path, monkeypatch):
+def test_a_compiled_run_is_recorded(tmp_path, monkeypatch):
     torch._dynamo.reset()
     compiled = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **k: compiled(self, **{**k, "backend": "eager"}))
     from scalelong.training.loop import train as run
 
-    few = 4  # all of which are looked at once more
+    few = 4  # so that the monitor runs the whole batch again
     run(tiny(train__compile=True, train__batch_size=few), tmp_path / "compiled", quiet=True)
     run(tiny(train__batch_size=few), tmp_path / "eager", quiet=True)
     seen, plain = (read_stability(tmp_path / n / "stability.jsonl").entries[-1] for n in ("compiled", "eager"))

@@ -1,4 +1,4 @@
-"""stability.jsonl: bounded, readable by anyone, continued without a step standing twice."""
+"""stability.jsonl is bounded, plain JSON, and continued without repeating a step."""
 
 import json
 
@@ -19,7 +19,7 @@ def steps_in(path):
 HEADER = {"step": 0, "format": 1, "network": "N", "skips": [], "blocks": [], "times": [0, 1]}
 
 
-def test_it_never_holds_more_than_it_may_and_keeps_the_newest_half_whole(tmp_path):
+def test_the_log_is_bounded_and_its_newest_half_complete(tmp_path):
     journal = LogWriter(tmp_path / "s.jsonl", keep=40)
     journal.begin(HEADER, 1)
     for step in range(1, 1001):
@@ -38,7 +38,7 @@ def test_it_never_holds_more_than_it_may_and_keeps_the_newest_half_whole(tmp_pat
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(8, 60), st.integers(0, 60), st.integers(1, 7))
-def test_alarms_are_dropped_last_and_the_bound_holds(keep, alarms, every):
+def test_entries_with_alarms_are_dropped_last(keep, alarms, every):
     alarm = {"alarms": [{"text": "!"}]}
     entries = [{"step": k, **(alarm if k % every == 0 and k < alarms else {})} for k in range(keep)]
     left = thinned(entries, keep)
@@ -72,7 +72,7 @@ def test_numbers_keep_five_digits(value):
         assert kept == pytest.approx(value, rel=5.1e-5)
 
 
-def test_an_entry_is_rounded_by_what_it_holds():
+def test_the_number_of_digits_depends_on_the_key():
     entry = {"step": 3, "grad": {"total": 1.234567, "blocks": [float("nan"), float("inf")]},
              "jump": [1.23456789012], "oscillation": {"jumps": 2, "probe": [0.123456]}}  # fmt: skip
     assert rounded(entry) == {"step": 3, "grad": {"total": 1.2346, "blocks": [None, None]},
@@ -83,7 +83,7 @@ def test_an_entry_is_rounded_by_what_it_holds():
 
 
 @pytest.mark.parametrize("stop", [4, 6, 12])
-def test_a_resumed_loop_writes_what_the_uninterrupted_one_writes(tmp_path, stop):
+def test_a_resumed_loop_writes_the_log_of_the_uninterrupted_loop(tmp_path, stop):
     whole = small_uvit()
     train(whole, 16, StabilityMonitor(whole, batch(0)[:2], every=2, window=6, out=tmp_path / "whole.jsonl"))
     net = small_uvit()
@@ -94,7 +94,7 @@ def test_a_resumed_loop_writes_what_the_uninterrupted_one_writes(tmp_path, stop)
     assert parts == expected
 
 
-def test_going_back_drops_what_is_later(tmp_path):
+def test_restarting_at_an_earlier_step_drops_later_entries(tmp_path):
     path = tmp_path / "s.jsonl"
     net = small_uvit()
     train(net, 12, StabilityMonitor(net, batch(0)[:2], every=2, out=path))
@@ -104,7 +104,7 @@ def test_going_back_drops_what_is_later(tmp_path):
     assert steps_in(path) == [2]
 
 
-def test_a_torn_last_line_is_dropped(tmp_path):
+def test_a_partly_written_last_line_is_dropped(tmp_path):
     path = tmp_path / "s.jsonl"
     net = small_uvit()
     train(net, 4, StabilityMonitor(net, batch(0)[:2], every=2, out=path))
@@ -115,7 +115,7 @@ def test_a_torn_last_line_is_dropped(tmp_path):
     assert steps_in(path) == [2, 4, 8]
 
 
-def test_another_network_s_log_is_not_continued(tmp_path):
+def test_the_log_of_another_network_raises_and_is_kept(tmp_path):
     path = tmp_path / "s.jsonl"
     net, other = small_uvit(), small_uvit(depth=4)
     train(net, 2, StabilityMonitor(net, batch(0)[:2], every=2, out=path))
@@ -125,7 +125,7 @@ def test_another_network_s_log_is_not_continued(tmp_path):
     assert path.read_text() == before
 
 
-def test_something_else_is_not_overwritten(tmp_path):
+def test_another_kind_of_file_raises_and_is_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 2}\n')
     net = small_uvit()
@@ -137,7 +137,7 @@ def test_something_else_is_not_overwritten(tmp_path):
         read_stability(tmp_path / "absent.jsonl")
 
 
-def test_another_interval_may_continue(tmp_path):
+def test_a_log_can_be_continued_with_another_interval(tmp_path):
     path = tmp_path / "s.jsonl"
     net = small_uvit()
     train(net, 4, StabilityMonitor(net, batch(0)[:2], every=2, out=path))

@@ -1,4 +1,4 @@
-"""What the monitor writes down is what happened: against norms, gradients and differences taken by hand."""
+"""Recorded norms, gradients and jumps equal those computed by hand."""
 
 import copy
 import math
@@ -25,7 +25,7 @@ def rms(x):
 
 
 def uvit_features(net, x, t):
-    """The norms at the joins of a U-ViT, from its blocks alone."""
+    """Return the norms at the joins of a U-ViT, computed from its blocks."""
     kept, handles = {"skip": {}, "backbone": {}, "out": {}}, []
     n = len(net.out_blocks)
     for k, block in enumerate(net.in_blocks):
@@ -48,7 +48,7 @@ def uvit_features(net, x, t):
 
 @pytest.fixture(scope="module")
 def cs_run():
-    """(the last look, the network with the weights that it saw, probe, monitor)."""
+    """Return the last entry, the network with the weights of that step, the probe, the monitor and the EMA."""
     net, seen = small_uvit(ConstantScaling(0.7)), {}
     monitor = StabilityMonitor(net, batch(0, n=8)[:2], every=4, ema=(ema := copy.deepcopy(net)))
     keep = lambda step, each, norm: seen.update(net=copy.deepcopy(net)) if step == 8 else None
@@ -65,7 +65,7 @@ def test_probe_norms_are_those_of_the_features_at_the_joins(cs_run):
 
 
 class InPlace(nn.Module):
-    """Blocks that hand on the same tensor, changed."""
+    """A block that changes its input in place."""
 
     def __init__(self):
         super().__init__()
@@ -77,7 +77,7 @@ class InPlace(nn.Module):
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_a_tensor_that_was_changed_in_place_has_its_new_norm(inference):
+def test_a_tensor_changed_in_place_is_recorded_with_its_new_norm(inference):
     net = InPlace()
     monitor = StabilityMonitor(net, (x := torch.randn(8, 4), torch.zeros(8)), every=1)
     with torch.inference_mode(inference), monitor.step(1):
@@ -109,7 +109,7 @@ def test_kappa_of_a_fixed_scaling_is_its_coefficients(cs_run):
         assert entry["kappa"][figure] == pytest.approx([1, 0.7, 0.49])
 
 
-def test_by_timestep_the_norm_is_over_the_probe_size_each_bin(cs_run):
+def test_norms_by_timestep_cover_the_samples_of_each_bin(cs_run):
     entry, net, (x, t), *_ = cs_run
     which = (t / 250).long()
     for k in which.unique().tolist():
@@ -147,7 +147,7 @@ def test_gradient_norms_are_before_clipping_and_add_up():
     assert norms[grad["at"]] == max(norms.values())
 
 
-def test_a_block_s_gradient_is_over_its_own_parameters():
+def test_a_block_s_gradient_norm_covers_its_own_parameters():
     net, kept = small_uvit(), {}
 
     def keep(step, each, norm):  # clipping has not shortened anything
@@ -190,7 +190,7 @@ def test_drift_is_the_relative_distance_to_the_average(cs_run):
     assert entry["drift"]["blocks"][k] == pytest.approx(float(apart / size), **CLOSE)
 
 
-def test_an_average_is_taken_as_torch_and_as_a_list_keep_it():
+def test_an_average_can_be_an_averaged_model_or_a_list():
     net = small_uvit()
     averaged = torch.optim.swa_utils.AveragedModel(net)
     for ema in (averaged, [p.detach().clone() for p in net.parameters()]):
@@ -203,7 +203,7 @@ def test_an_average_is_taken_as_torch_and_as_a_list_keep_it():
         StabilityMonitor(net, ema=[torch.zeros(1), torch.zeros(2)])
 
 
-def test_losses_are_of_every_step_since_the_last_look_and_by_timestep():
+def test_losses_cover_every_step_since_the_last_snapshot_and_timestep_bins():
     net, kept = small_uvit(), {}
     monitor = StabilityMonitor(net, batch(0)[:2], every=5)
     train(net, 5, monitor, after=lambda step, each, norm: kept.update({step: each}))
@@ -218,7 +218,7 @@ def test_losses_are_of_every_step_since_the_last_look_and_by_timestep():
     assert loss["bins"] == pytest.approx(expected, **CLOSE)
 
 
-def test_a_loss_may_be_a_number():
+def test_a_loss_can_be_a_number():
     net = small_uvit()
     monitor = StabilityMonitor(net, batch(0)[:2], every=1)
     x, t, eps = batch(1)
@@ -234,8 +234,8 @@ def test_a_loss_may_be_a_number():
 # ------------------------------------------------------------------------------------------ oscillation
 
 
-def test_oscillation_over_pairs_is_that_of_single_steps():
-    """Seen at every step or at pairs of steps, a difference is over one update: the same differences come out."""
+def test_jumps_span_one_update_whatever_the_interval():
+    """Recording every step and recording pairs of steps give the same jumps."""
     probe = batch(0)[:2]
     histories = {}
     for name, every in (("each", 1), ("pairs", 4)):
@@ -248,7 +248,7 @@ def test_oscillation_over_pairs_is_that_of_single_steps():
     log = {e["step"]: np.log(e["probe"]["backbone"]) for e in histories["each"]}
     assert [e["step"] for e in histories["pairs"]] == list(range(4, 41, 4))
     pairs = [e for e in histories["pairs"] if "jump" in e]
-    assert [e["step"] for e in pairs] == [8, 16, 24, 32, 40]  # every second look is two steps in a row
+    assert [e["step"] for e in pairs] == [8, 16, 24, 32, 40]  # every second snapshot covers two steps
     for entry in pairs:
         expected = log[entry["step"]] - log[entry["step"] - 1]
         assert entry["jump"]["probe"]["backbone"] == pytest.approx(expected, abs=2e-4)
@@ -260,7 +260,7 @@ def test_oscillation_over_pairs_is_that_of_single_steps():
     assert histories["each"][-1]["oscillation"]["probe"]["backbone"] == pytest.approx(series, rel=2e-2)
 
 
-def test_the_training_batch_and_the_gradient_have_their_own():
+def test_the_training_batch_and_the_gradient_have_their_own_oscillation():
     monitor, _ = monitored_run(small_uvit(), 20, every=1)
     o, probe = monitor.last["oscillation"], monitor.last["oscillation"]["probe"]
     assert len(o["train"]["backbone"]) == len(probe["backbone"]) == 3
@@ -288,7 +288,7 @@ def test_fewer_than_two_jumps_have_no_oscillation(steps, jumps):
 
 
 class Chain(nn.Module):
-    """No skips at all."""
+    """A network without skips."""
 
     def __init__(self):
         super().__init__()
@@ -300,7 +300,7 @@ class Chain(nn.Module):
         return self.inside[1](h).view_as(x)
 
 
-def test_a_network_without_known_skips_is_watched_by_its_blocks():
+def test_a_network_without_known_skips_is_recorded_by_its_blocks():
     torch.manual_seed(0)
     monitor, _ = monitored_run(Chain(), 8)
     assert monitor.points.blocks == ("inside.0", "inside.1", "dead", "(network)")
@@ -353,7 +353,7 @@ def test_a_wrapper_around_a_network_is_entered():
 
 
 class Dense(nn.Module):
-    """A skip that the package does not know: given by `sites`."""
+    """A network whose skip the package does not know."""
 
     def __init__(self):
         super().__init__()
@@ -373,7 +373,7 @@ class Join(nn.Module):
         return self.out(x + shortcut)
 
 
-def test_sites_can_be_given_and_a_single_skip_is_enough():
+def test_sites_can_be_passed_and_one_skip_is_enough():
     torch.manual_seed(0)
     net = Dense()
     monitor, _ = monitored_run(net, 4, sites=[Site("leave", "shortcut", source="enter", dim=-1)])
@@ -384,12 +384,12 @@ def test_sites_can_be_given_and_a_single_skip_is_enough():
     assert p["backbone"][0] == p["blocks"][1]  # what the middle gives
 
 
-def test_a_given_site_that_is_not_there_is_an_error():
+def test_an_unknown_site_raises():
     with pytest.raises(ScaleLongError, match="'leavs'.*'leave'"):
         StabilityMonitor(Dense(), sites=["leavs"])
 
 
-def test_scaling_applied_to_given_sites_is_followed():
+def test_scaling_applied_to_passed_sites_is_recorded():
     torch.manual_seed(0)
     net = apply(Dense(), "uniform", sites=[Site("leave", "shortcut", dim=-1)])
     monitor, _ = monitored_run(net, 2)
@@ -415,7 +415,7 @@ def test_zero_norms_have_no_ratio_and_no_jump():
 # -------------------------------------------------------------------------------------------- the probe
 
 
-def test_without_a_probe_the_first_batch_seen_becomes_it():
+def test_the_first_recorded_batch_is_the_default_probe():
     net = small_uvit()
     monitor = StabilityMonitor(net, every=2)
     seen = {}
@@ -426,11 +426,11 @@ def test_without_a_probe_the_first_batch_seen_becomes_it():
     assert monitor.last["probe"]["n"] == 4
 
 
-def test_a_probe_is_an_eighth_of_the_batch_from_four_to_eight():
+def test_the_default_probe_is_an_eighth_of_the_batch_between_four_and_eight():
     assert [probe_size(n) for n in (1, 4, 6, 32, 48, 64, 1024)] == [1, 4, 4, 4, 6, 8, 8]
 
 
-def test_a_probe_may_be_a_function_or_have_keywords():
+def test_a_probe_can_be_a_function_or_have_keywords():
     x, t = batch(0, n=8)[:2]
     entries = []
     for probe, options in (((x, t), {}), ((x, {"t": t}), {}), (lambda net: net(x, t), {"t": t})):
@@ -443,12 +443,12 @@ def test_a_probe_may_be_a_function_or_have_keywords():
 
 
 @pytest.mark.parametrize("probe", [3, (), (0.5,)])
-def test_a_probe_that_is_no_batch_is_refused(probe):
+def test_a_probe_without_a_batch_raises(probe):
     with pytest.raises(InvalidValueError, match="probe"):
         StabilityMonitor(small_uvit(), probe)
 
 
-def test_a_probe_that_was_never_seen_is_a_sentence():
+def test_a_network_that_is_not_called_raises_without_a_probe():
     monitor = StabilityMonitor(small_uvit(), every=1)
     with pytest.raises(ScalingStateError, match="StabilityMonitor"):
         with monitor.step(1):
@@ -458,12 +458,12 @@ def test_a_probe_that_was_never_seen_is_a_sentence():
 @pytest.mark.parametrize(
     ("option", "value"), [("every", -1), ("every", 2.5), ("window", 1), ("keep", 2), ("bins", 0), ("times", (5, 5))]
 )
-def test_options_out_of_range_are_named(option, value):
+def test_invalid_options_raise_with_their_name(option, value):
     with pytest.raises(InvalidValueError, match=option):
         StabilityMonitor(small_uvit(), **{option: value})
 
 
-def test_something_else_than_a_network_is_refused():
+def test_an_object_that_is_not_a_network_raises():
     with pytest.raises(InvalidValueError, match="net.*str"):
         StabilityMonitor("net")
 
@@ -471,7 +471,7 @@ def test_something_else_than_a_network_is_refused():
 # --------------------------------------------------------------------------------------------- readers
 
 
-def test_the_caller_s_logger_gets_plain_numbers_at_every_look():
+def test_log_receives_named_numbers_at_every_snapshot():
     calls = []
     net = small_uvit(LearnableScaling())
     log = lambda values, step: calls.append((step, values))
@@ -486,7 +486,7 @@ def test_the_caller_s_logger_gets_plain_numbers_at_every_look():
     assert {"stability/grad_norm", "stability/loss", "stability/ema_drift", "stability/ratio/skip_2"} <= values.keys()
 
 
-def test_the_summary_is_a_table_of_the_last_look():
+def test_the_summary_is_a_table_of_the_last_snapshot():
     net = small_uvit(ConstantScaling(0.7))
     monitor = StabilityMonitor(net, batch(0)[:2], every=2)
     assert "no snapshot yet" in str(monitor.summary())
@@ -510,7 +510,7 @@ def test_series_are_read_back(tmp_path):
     assert log.alarms() == []
 
 
-def test_the_call_is_that_of_diffusers_networks_too():
+def test_diffusers_networks_are_recorded():
     from scalelong import build_unet
 
     torch.manual_seed(0)

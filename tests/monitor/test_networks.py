@@ -1,4 +1,4 @@
-"""The monitor on every kind of network that `apply` understands: every skip is seen, and κ is what it is."""
+"""The monitor records every skip and κ of every network that `apply` supports."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from scalelong import ConstantScaling, LearnableScaling, StabilityMonitor, apply
 KAPPA = 0.8
 
 
-def look(net, name):
+def snapshot(net, name):
     call = example(name)
     monitor = StabilityMonitor(net, (*call.args, call.kwargs), every=1)
     with monitor.step(1):
@@ -23,9 +23,9 @@ def look(net, name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_skip_and_the_middle_block_are_seen(name):
+def test_every_skip_and_the_middle_block_are_recorded(name):
     net, expected = make(name), NETWORKS[name]
-    seen, middle = look(net, name), {}
+    seen, middle = snapshot(net, name), {}
     handle = net.get_submodule(expected.middle).register_forward_hook(lambda m, a, o: middle.update(out=o))
     with torch.no_grad():
         run(net, name)
@@ -44,20 +44,20 @@ def test_every_skip_and_the_middle_block_are_seen(name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_scaling_shows_in_the_ratio_and_not_in_the_skip(name):
-    scaled = look(apply(make(name), ConstantScaling(KAPPA)), name)
+def test_scaling_changes_the_ratio_but_not_the_skip(name):
+    scaled = snapshot(apply(make(name), ConstantScaling(KAPPA)), name)
     expected = [KAPPA**k for k in range(NETWORKS[name].skips)]
     assert scaled["kappa"]["mean"] == pytest.approx(expected, rel=1e-4)
     p = scaled["probe"]
     for k, kappa in enumerate(expected):
         assert p["ratio"][k] == pytest.approx(kappa * p["skip"][k] / p["backbone"][k], rel=1e-3)
-    plain = look(make(name), name)
+    plain = snapshot(make(name), name)
     assert p["skip"] == pytest.approx(plain["probe"]["skip"], rel=1e-4)  # the encoder does not know of κ
 
 
 @pytest.mark.parametrize("name", ["UNet2DModel", "guided-diffusion", "lucidrains Unet", "MONAI BasicUNet 2D"])
-def test_learned_kappa_is_seen_where_the_skip_joins(name):
-    seen = look(apply(make(name), LearnableScaling()), name)
+def test_learned_kappa_is_recorded_at_the_join(name):
+    seen = snapshot(apply(make(name), LearnableScaling()), name)
     k, p = seen["kappa"], seen["probe"]
     for i in range(NETWORKS[name].skips):
         assert 0 < k["min"][i] <= k["mean"][i] <= k["max"][i] < 1
@@ -65,8 +65,8 @@ def test_learned_kappa_is_seen_where_the_skip_joins(name):
         assert k["min"][i] * plain * 0.999 <= p["ratio"][i] <= k["max"][i] * plain * 1.001
 
 
-def test_behind_a_norm_the_join_itself_is_unscaled():
-    seen = look(apply(make("UNet2DModel"), ConstantScaling(KAPPA), placement="after_norm"), "UNet2DModel")
+def test_after_norm_placement_leaves_the_join_unscaled():
+    seen = snapshot(apply(make("UNet2DModel"), ConstantScaling(KAPPA), placement="after_norm"), "UNet2DModel")
     p = seen["probe"]
     assert p["ratio"][3] == pytest.approx(p["skip"][3] / p["backbone"][3], rel=1e-3)
     assert seen["kappa"]["mean"][3] == pytest.approx(KAPPA**3, rel=1e-4)

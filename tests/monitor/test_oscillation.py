@@ -1,4 +1,4 @@
-"""Oscillation as ruled: the standard deviation of step-to-step differences of a norm's logarithm."""
+"""Oscillation is the standard deviation of the step-to-step differences of a norm's logarithm."""
 
 import math
 
@@ -12,7 +12,7 @@ from scalelong.monitor.snapshot import Window, jumps, spread, typical
 
 
 def oscillation(norms):
-    """The oscillation of a norm recorded at consecutive steps, None if it has fewer than two jumps."""
+    """Return the oscillation of a norm recorded at consecutive steps, None for fewer than two jumps."""
     values = [math.nan if norm is None else norm for norm in norms]
     value = float(spread(torch.tensor(jumps(values[1:], values[:-1]), dtype=torch.float64)[:, None]))
     return None if math.isnan(value) else value
@@ -22,12 +22,12 @@ norms = st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=40)
 
 
 @given(norms)
-def test_it_is_numpy_s_spread_of_differences_of_logarithms(values):
+def test_oscillation_is_the_standard_deviation_of_log_differences(values):
     assert oscillation(values) == pytest.approx(np.std(np.diff(np.log(values))), rel=1e-9, abs=1e-12)
 
 
 @given(norms, st.floats(1e-3, 1e3))
-def test_it_does_not_depend_on_the_unit(values, factor):
+def test_oscillation_does_not_depend_on_the_unit(values, factor):
     assert oscillation([factor * v for v in values]) == pytest.approx(oscillation(values), abs=1e-9)
 
 
@@ -40,25 +40,25 @@ def test_a_zigzag_has_the_size_of_its_jumps():
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0], [1.0, None, 2.0, None, 3.0], [0.0, 0.0, 0.0, 0.0]])
-def test_fewer_than_two_differences_have_no_spread(values):
+def test_fewer_than_two_jumps_have_no_oscillation(values):
     assert oscillation(values) is None
 
 
 @pytest.mark.parametrize("hole", [None, math.nan, math.inf, 0.0])
-def test_a_step_without_a_norm_leaves_out_its_two_differences(hole):
+def test_a_missing_norm_removes_its_two_jumps(hole):
     values = [1.0, 2.0, 3.0, hole, 5.0, 8.0, 9.0]
     differences = [math.log(2), math.log(3 / 2), math.log(8 / 5), math.log(9 / 8)]
     assert oscillation(values) == pytest.approx(np.std(differences))
 
 
-def test_points_are_told_apart():
+def test_each_column_has_its_own_oscillation():
     rows = torch.tensor([[0.1, 1.0], [0.2, math.nan], [0.3, 3.0]], dtype=torch.float64)
     assert spread(rows).tolist() == pytest.approx([np.std([0.1, 0.2, 0.3]), np.std([1.0, 3.0])])
 
 
 @settings(max_examples=20)
 @given(st.integers(2, 10), st.integers(2, 30))
-def test_the_window_forgets(length, count):
+def test_the_window_drops_old_jumps(length, count):
     rows = torch.randn(count, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
     window = Window(length)
     for row in rows:
@@ -67,7 +67,7 @@ def test_the_window_forgets(length, count):
     assert torch.allclose(window.oscillation(), expected)
 
 
-def test_halves_wait_for_enough_looks():
+def test_halves_need_enough_jumps():
     window = Window(8)
     for k in range(4):
         window.add(torch.tensor([0.1 * (-1) ** k]))
@@ -78,7 +78,7 @@ def test_halves_wait_for_enough_looks():
     assert (float(spread(older)), float(spread(newer))) == pytest.approx((0.1, 0.4))
 
 
-def test_a_single_jump_does_not_lift_what_is_typical():
+def test_a_single_jump_does_not_raise_the_typical_jump():
     calm = torch.tensor([[0.01 * (-1) ** k] for k in range(20)])
     jump = calm.clone()
     jump[7] = 0.5
@@ -93,7 +93,7 @@ def test_a_norm_without_a_logarithm_has_no_jump(norm):
     assert jump == pytest.approx(1.0)
 
 
-def test_a_window_says_when_nothing_in_it_has_changed():
+def test_add_reports_whether_the_window_changed():
     window, row = Window(2), torch.ones(1)
     said = [window.add(differences) for differences in (None, row, None, None, None, torch.full((1,), math.nan))]
     assert said == [False, True, False, True, False, False]

@@ -18,11 +18,12 @@ from scalelong.errors import ScalingStateError, invalid
 from scalelong.monitor.alarms import Alarm, Limits, advice, find
 from scalelong.monitor.buffer import Buffer
 from scalelong.monitor.log import FORMAT, Entry, LogWriter, lookup, rounded
-from scalelong.monitor.points import coefficients_of, find_points, spec_of, unwrapped
+from scalelong.monitor.points import coefficients_of, find_points, spec_of
 from scalelong.monitor.probe import Inputs, Probe, as_probe, from_batch
 from scalelong.monitor.recorder import BlockNorms, Hooks, Norms, ParameterNorms, Recorder
 from scalelong.monitor.snapshot import Layout, Snapshot, Window, make_entry, window_entry
 from scalelong.monitor.summary import Summary, scalars
+from scalelong.skips.application import unwrapped
 from scalelong.skips.sites import Site
 
 LOGGER = logging.getLogger("scalelong")
@@ -87,7 +88,12 @@ class StabilityMonitor:
                 raise invalid(name, f"an integer >= {least}", value)
         if times is not None and not times[0] < times[1]:
             raise invalid("times", "an increasing range of timesteps such as (0, 1000)", times)
-        self.net, self.root = net, unwrapped(net)
+        if any(cls.__name__ in ("FullyShardedDataParallel", "FSDPModule") for cls in type(net).__mro__):
+            raise ScalingStateError(
+                "the monitor cannot record a network sharded by FSDP, because no process holds whole parameters; use "
+                "one device or DistributedDataParallel"
+            )
+        self.net, self.root = net, unwrapped(net, allow_wrappers=True)
         self.points = find_points(self.root, sites)
         self.every = every if _is_first_process() else 0
         self.limits, self.log, self.on_alarm = limits or Limits(), log, on_alarm
@@ -214,7 +220,7 @@ class StabilityMonitor:
         former = self._active_before()
         self._entries.append(entry)
         found = find(self._layout, self.limits, list(self._entries), self._window, self._edges)
-        self.alarms = tuple(self._with_advice(replace(a, since=former.get(a.kind, a.since))) for a in found)
+        self.alarms = tuple(self._with_advice(replace(a, since=former.get(a.kind, a.since)), entry) for a in found)
         if self.alarms:
             entry["alarms"] = [alarm.to_dict(is_new=alarm.kind not in former) for alarm in self.alarms]
         self._writer.write(entry)
@@ -250,12 +256,10 @@ class StabilityMonitor:
             if alarm["kind"] in ("oscillation", "ratio") or entry is recent[-1]
         }
 
-    def _with_advice(self, alarm: Alarm) -> Alarm:
-        kappas = coefficients_of(self.root, self.points.n)
-        if kappas is None:  # learned
-            kappas = tuple(mean for mean in lookup(self.last or {}, "kappa", "mean") or () if mean is not None)
-        text = advice(alarm.kind, alarm.skip, kappas, getattr(spec_of(self.root), "kappa", None))
-        return replace(alarm, advice=text)
+    def _with_advice(self, alarm: Alarm, entry: Entry) -> Alarm:
+        kappas = [mean for mean in lookup(entry, "kappa", "mean") or () if mean is not None]
+        kappa = getattr(spec_of(self.root), "kappa", None)  # the base of CS
+        return replace(alarm, advice=advice(alarm.kind, alarm.skip, kappas, kappa))
 
     def _kappas(self, norms: Norms | None) -> list[tuple[float, float, float]]:
         """Return (mean, min, max) of κ_1 … κ_N; empty if they are learned and were not recorded."""

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from scalelong.errors import InvalidValueError, ScaleLongError, ScalingStateError
+from scalelong.errors import ScaleLongError
 from scalelong.scaling import NoScaling, Scaling
 from scalelong.skips.application import sites_of
-from scalelong.skips.application import unwrapped as network_inside
 from scalelong.skips.finders import find_sites
 from scalelong.skips.hooks import scaling_of
 from scalelong.skips.sites import ROOT, Site
@@ -108,18 +107,6 @@ def coefficients_of(root: nn.Module, n: int) -> tuple[float, ...] | None:
     scaler = scaling_of(root)
     sites = () if scaler is None else scaler.sites
     return spec_of(root).coefficients(len(sites) or n) if n else ()
-
-
-def unwrapped(net: Any) -> nn.Module:
-    """Return the network inside DDP, DataParallel, torch.compile or PEFT. FSDP raises."""
-    if any(cls.__name__ in ("FullyShardedDataParallel", "FSDPModule") for cls in type(net).__mro__):
-        raise ScalingStateError(
-            "the monitor cannot record a network sharded by FSDP, because no process holds whole parameters; use one "
-            "device or DistributedDataParallel"
-        )
-    if not isinstance(net, nn.Module):
-        raise InvalidValueError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-    return network_inside(net, allow_wrappers=True)
 
 
 def _blocks(root: nn.Module) -> list[str]:

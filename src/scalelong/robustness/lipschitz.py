@@ -20,9 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scalelong._modules import first_tensor
 from scalelong.errors import ScaleLongError, UnsupportedNetworkError, invalid
-from scalelong.monitor.points import unwrapped
 from scalelong.skips import Site, find_sites, scaling_of
-from scalelong.skips.application import sites_of
+from scalelong.skips.application import sites_of, unwrapped
 from scalelong.skips.hooks import attach
 from scalelong.skips.sites import ROOT
 from scalelong.theory.bounds import log_or_minus_inf, log_robustness
@@ -290,7 +289,7 @@ def local_lipschitz(
     net: nn.Module, x: Tensor, *args: Any, iterations: int = 50, tolerance: float = 5e-3, seed: int = 0, **kwargs: Any
 ) -> LocalLipschitz:
     """Measure ‖∂net/∂x_t‖₂ and Theorem 3.4's bound at `net(x, *args, **kwargs)`. `x` is x_t, (B, …); use eval mode."""
-    root, sites, n, note = unwrapped(net), list[Site](), 0, ""
+    root, sites, n, note = unwrapped(net, allow_wrappers=True), list[Site](), 0, ""
     try:
         sites, _ = sites_of(root)
         n = len(sites)
