@@ -1,4 +1,4 @@
-"""The page in headless Chromium: it draws, hides, answers the keyboard, fits a phone, prints, runs nothing else."""
+"""The page in headless Chromium: charts, legend, keyboard, phone, dark mode, printing, and no other script."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def count(page, selector):
     return page.execute_script("return document.querySelectorAll(arguments[0]).length", selector)
 
 
-def test_it_loads_without_a_word_on_the_console(page):
+def test_the_page_loads_without_console_messages(page):
     assert page.execute_script("return document.documentElement.classList.contains('drawn')")
     assert page.get_log("browser") == []
 
 
-def test_every_chart_has_marks(page):
+def test_every_chart_is_drawn(page):
     charts = page.execute_script(
         "return [...document.querySelectorAll('[data-chart]')].map(c => [c.dataset.chart,"
         " c.closest('details') ? -1 : c.querySelectorAll('svg .series path').length])"
@@ -81,7 +81,7 @@ def test_every_chart_has_marks(page):
 
 
 def test_lines_lie_within_their_axes(page):
-    """Every point drawn is inside its chart; NaN would show as a path that has none."""
+    """Every point is inside its chart, and no path contains NaN."""
     bad = page.execute_script(
         """return [...document.querySelectorAll('svg .line')].filter(path => {
              const d = path.getAttribute('d') || '';
@@ -95,7 +95,7 @@ def test_lines_lie_within_their_axes(page):
     assert bad == 0
 
 
-def test_toggling_a_variant_hides_it_everywhere(page):
+def test_the_legend_hides_a_variant_on_the_whole_page(page):
     runs = [2, 3]  # cs
     assert count(page, "svg .series[data-run='2']") > 5
     page.find_element("css selector", "button.chip[data-toggle='2 3']").click()
@@ -123,7 +123,7 @@ def test_one_seed_can_be_hidden(page):
     assert chip.get_attribute("aria-pressed") == "mixed"
 
 
-def test_all_hidden_says_so_and_comes_back(page):
+def test_hidden_charts_say_so_and_come_back(page):
     for button in page.find_elements("css selector", "button.chip"):
         button.click()
     assert count(page, "svg .series") == 0
@@ -133,7 +133,7 @@ def test_all_hidden_says_so_and_comes_back(page):
     assert page.get_log("browser") == []
 
 
-def test_the_keyboard_reaches_everything(page):
+def test_the_keyboard_reaches_legend_and_charts(page):
     from selenium.webdriver.common.keys import Keys
 
     page.execute_script("document.querySelector('button.chip').focus()")
@@ -151,7 +151,7 @@ def test_the_keyboard_reaches_everything(page):
     assert not tip.is_displayed()
 
 
-def test_the_pointer_reads_the_curves(page):
+def test_the_pointer_shows_values(page):
     from selenium.webdriver.common.action_chains import ActionChains
 
     chart = page.find_element("css selector", "[data-chart=loss]")
@@ -173,7 +173,7 @@ def test_log_axis_and_smoothing_redraw(page):
     assert page.get_log("browser") == []
 
 
-def test_the_slider_goes_through_the_samples(page):
+def test_the_slider_selects_the_samples_of_a_step(page):
     shown = "return [...document.querySelectorAll('.samples img')].filter(i => !i.hidden).map(i => +i.dataset.step)"
     assert set(page.execute_script(shown)) == {400}
     page.execute_script("const s = document.querySelector('#frame'); s.value = 0; s.dispatchEvent(new Event('input'))")
@@ -187,7 +187,7 @@ def test_hostile_names_stay_text(page):
     assert count(page, "img[src='x']") == 0
 
 
-def test_it_fits_a_phone(page):
+def test_the_page_fits_a_phone(page):
     page.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     )
@@ -197,7 +197,7 @@ def test_it_fits_a_phone(page):
     assert count(page, "[data-chart=loss] .series") == 7
 
 
-def test_it_is_dark_in_the_dark(page):
+def test_the_page_follows_dark_mode(page):
     page.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     )
@@ -209,7 +209,7 @@ def test_it_is_dark_in_the_dark(page):
     assert min(colours[1]) > 180
 
 
-def test_it_prints(page):
+def test_the_page_prints(page):
     printed = page.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     content = base64.b64decode(printed["data"])
     assert content.startswith(b"%PDF")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scalelong.errors import RunError, invalid, unknown
+from scalelong.errors import InvalidValueError, RunError, invalid, unknown
 from scalelong.runs.config import Config, differences
 from scalelong.training.presets import choose
 
@@ -23,7 +23,7 @@ class DistanceSpec:
 
     Args:
         extractor: `inception` gives FID. `pixels` averages an image to 8×8, 64 numbers per channel, and costs almost
-            nothing: it compares colours, layout and their correlations but no finer content. It is not FID.
+            nothing: it compares colors, layout and their correlations but no finer content. It is not FID.
         n: Number of samples.
         evaluations: Network evaluations per sample; None takes the run's sampler setting.
     """
@@ -91,7 +91,7 @@ def scaling_variants(
         settings: `KEY=VALUE` settings of every run.
     """
     if any(setting.partition("=")[0].strip() == "seed" for setting in settings):
-        raise invalid("--set", "without seed= in a comparison", "seed", "choose the seeds with --seeds")
+        raise InvalidValueError("--set seed=… is not allowed in a comparison; choose the seeds with --seeds")
     variants = []
     for word in filter(None, map(str.strip, scalings.split(","))):
         name, colon, number = word.partition(":")

@@ -162,8 +162,8 @@ def rounded(values: Any, digits: int = 5) -> list[float | int | None]:
     numbers: list[float | int | None] = []
     for value in np.asarray(values, dtype=np.float64).tolist():
         short = float(f"{value:.{digits}g}") if math.isfinite(value) else None
-        whole = short is not None and short.is_integer() and abs(short) < 1e15
-        numbers.append(int(short) if short is not None and whole else short)
+        integer = short is not None and short.is_integer() and abs(short) < 1e15
+        numbers.append(int(short) if short is not None and integer else short)
     return numbers
 
 
@@ -224,7 +224,7 @@ def latest(log: StabilityArrays, *path: str, over: int = 5) -> Floats | None:
 
 def forest(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
     """Paired ratios of every variant to the baseline: one panel per measure."""
-    look = styles(views)
+    style_of = styles(views)
     index = {(view.label, -1 if view.seed is None else view.seed): view.index for view in views}
     values = {(run.variant, run.seed): run.values for run in comparison.runs}
     panels = []
@@ -239,7 +239,7 @@ def forest(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
                 base = values.get((comparison.baseline, seed), {}).get(measure.key, 0)
                 if variant == row.variant and measure.key in own and base > 0:
                     points.append({"run": index[variant, seed], "value": rounded([own[measure.key] / base])[0]})
-            style = look[index[row.variant, next(seed for variant, seed in values if variant == row.variant)]]
+            style = style_of[index[row.variant, next(seed for variant, seed in values if variant == row.variant)]]
             low, high = (None if end is None else rounded([end])[0] for end in (ratio.low, ratio.high))
             rows.append(
                 {"label": row.variant, "color": style["color"], "dash": style["dash"],

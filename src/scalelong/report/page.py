@@ -39,9 +39,9 @@ def render(views: Sequence[RunView]) -> str:
     names = set(drawn)
     data = _common(views, "data.name") or "several datasets"
     steps = max(view.run.logged_step for view in views)
-    found = findings(comparison, labels(views), steps, data)
+    summary = findings(comparison, labels(views), steps, data)
     body = [
-        sections.headline(found, _facts(views, data, steps)),
+        sections.headline(summary, _facts(views, data, steps)),
         sections.legend(views),
         element("main", [
             None if comparison is None else sections.results(comparison, views, names),
@@ -61,7 +61,7 @@ def render(views: Sequence[RunView]) -> str:
         ]),
         element("div", id="said", class_="said", aria_live="polite"),
     ]  # fmt: skip
-    return _document(found.headline, body, {"runs": styles(views), "charts": drawn})
+    return _document(summary.headline, body, {"runs": styles(views), "charts": drawn})
 
 
 def compare_views(views: Sequence[RunView]) -> Comparison | None:

@@ -46,8 +46,8 @@ def sample_frames(runs: Sequence[Run], budget: int = BUDGET) -> list[list[Frame]
         frames: list[list[Frame]] = []
         bytes_left = budget
         for own, tile in zip(files, tiles, strict=True):
-            found = [_frame(path, step, tile, across, colors) for step, path in _spread(own, count)]
-            frames.append([frame for frame in found if frame is not None])
+            made = [_frame(path, step, tile, across, colors) for step, path in _spread(own, count)]
+            frames.append([frame for frame in made if frame is not None])
             bytes_left -= sum(len(frame.address) for frame in frames[-1])
             if bytes_left < 0 and count > 1:
                 break

@@ -117,10 +117,10 @@ def table(
             for cell, (_, views) in zip(cells, columns, strict=True)
         ]
         body.append(element("tr", element("th", title, scope="row"), row))
-    whole = element(
+    content = element(
         "table", element("thead", element("tr", element("th", corner, scope="col"), head)), element("tbody", body)
     )
-    return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=label)
+    return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
 def notes(lines: Sequence[str]) -> Markup | None:
@@ -130,14 +130,14 @@ def notes(lines: Sequence[str]) -> Markup | None:
 # -------------------------------------------------------------------------------------------------------- sections
 
 
-def headline(found: Findings, facts: Sequence[str]) -> Markup:
-    details = [element("li", _unbroken(line)) for line in found.details]
+def headline(summary: Findings, facts: Sequence[str]) -> Markup:
+    details = [element("li", _unbroken(line)) for line in summary.details]
     return element(
         "header",
         element("p", " · ".join(facts), class_="over"),
-        element("h1", _unbroken(found.headline)),
+        element("h1", _unbroken(summary.headline)),
         element("ul", details, class_="details") if details else None,
-        element("p", _unbroken(found.caveat), class_="caveat") if found.caveat else None,
+        element("p", _unbroken(summary.caveat), class_="caveat") if summary.caveat else None,
     )
 
 
