@@ -48,9 +48,9 @@ class InceptionExtractor(nn.Module):
 
     def __init__(self, weights: Path | str | None = None) -> None:
         super().__init__()
-        loaded = load_weights(INCEPTION, weights)
-        self.weights, self.source = loaded.digest, loaded.source
-        self.network = Inception(loaded.tensors).eval()
+        tensors = load_weights(INCEPTION, weights)
+        self.weights = tensors_sha256(tensors)
+        self.network = Inception(tensors).eval()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features in full float32, whatever the caller's autocast and TF32 settings are."""

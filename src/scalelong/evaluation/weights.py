@@ -40,17 +40,8 @@ class Weights:
     url: str | None = None
 
 
-@dataclass(frozen=True)
-class LoadedWeights:
-    """Named float32 tensors, their hash, and their source."""
-
-    tensors: dict[str, Tensor]
-    digest: str
-    source: str
-
-
-def load_weights(weights: Weights, path: Path | str | None = None) -> LoadedWeights:
-    """Load weights from `path`, or from the first available source.
+def load_weights(weights: Weights, path: Path | str | None = None) -> dict[str, Tensor]:
+    """Load float32 tensors by name from `path`, or from the first available source.
 
     The order: the file named by the environment variable `weights.variable`, the cache, torch.hub's folder, the
     package if it is installed, the download at `weights.url` (unless HF_HUB_OFFLINE is set), and as a last resort
@@ -58,7 +49,7 @@ def load_weights(weights: Weights, path: Path | str | None = None) -> LoadedWeig
     """
     chosen = path if path is not None else os.environ.get(weights.variable)
     if chosen:
-        return _read(weights, Path(chosen).expanduser(), str(chosen))
+        return _read(weights, Path(chosen).expanduser())
     cached = _cached(weights)
     if cached is not None:
         return cached
@@ -66,12 +57,12 @@ def load_weights(weights: Weights, path: Path | str | None = None) -> LoadedWeig
     with tempfile.TemporaryDirectory() as scratch:
         for source, fetch in _sources(weights, Path(scratch)):
             try:
-                loaded = _read(weights, fetch(), source)
+                tensors = _read(weights, fetch())
             except ScaleLongError as reason:
                 tried.append(f"{source}: {reason}")
             else:
-                _store(weights, loaded)
-                return loaded
+                _store(weights, tensors, source)
+                return tensors
     raise EvaluationError(
         f"could not load the weights of {weights.name} ({'; '.join(tried)}). "
         f"Download the file elsewhere and pass it with --weights or {weights.variable}"
@@ -94,29 +85,28 @@ def read_torchscript(path: Path) -> dict[str, Tensor]:
         return dict(torch.jit.load(path, map_location="cpu").state_dict())
 
 
-def _read(weights: Weights, path: Path, source: str) -> LoadedWeights:
+def _read(weights: Weights, path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise EvaluationError(f"the weights file {path} does not exist")
     digest = sha256(path)
     if digest not in weights.files:
         known = " or ".join(weights.files)
         raise EvaluationError(f"did not open {path}: expected {weights.name} with SHA-256 {known}, got {digest}")
-    tensors = {name: tensor.float().contiguous() for name, tensor in weights.files[digest](path).items()}
-    return LoadedWeights(tensors, tensors_sha256(tensors), source)
+    return {name: tensor.float().contiguous() for name, tensor in weights.files[digest](path).items()}
 
 
 def _cache_path(weights: Weights) -> Path:
     return cache_dir() / "weights" / f"{weights.name}.safetensors"
 
 
-def _store(weights: Weights, loaded: LoadedWeights) -> None:
+def _store(weights: Weights, tensors: dict[str, Tensor], source: str) -> None:
     from safetensors.torch import save_file
 
     with atomic_file(_cache_path(weights)) as temporary:
-        save_file(loaded.tensors, temporary, metadata={"digest": loaded.digest, "source": loaded.source})
+        save_file(tensors, temporary, metadata={"digest": tensors_sha256(tensors), "source": source})
 
 
-def _cached(weights: Weights) -> LoadedWeights | None:
+def _cached(weights: Weights) -> dict[str, Tensor] | None:
     """Read the cache. A damaged or foreign file counts as absent and is replaced."""
     from safetensors import SafetensorError, safe_open
 
@@ -125,12 +115,11 @@ def _cached(weights: Weights) -> LoadedWeights | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            stored = file.metadata() or {}
+            digest = (file.metadata() or {}).get("digest")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError):
         return None
-    digest = tensors_sha256(tensors)
-    return LoadedWeights(tensors, digest, stored.get("source", "cache")) if stored.get("digest") == digest else None
+    return tensors if tensors_sha256(tensors) == digest else None
 
 
 def _sources(weights: Weights, scratch: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
