@@ -1,8 +1,8 @@
-"""Random numbers by counter: sample k of (seed, stream, step) is the same whatever the batch or process split.
+"""Counter-based random numbers: sample k of (seed, stream, step) does not depend on batch size or process count.
 
-There is no state. A number's place, (seed, stream, step, sample, element), is the counter of numpy's
-Philox4x64-10 (Salmon et al., 2011), so a resumed run, a run on more processes and a replayed step draw
-what the first run drew. A contiguous run of samples is one vectorised draw.
+There is no state. The index (seed, stream, step, sample, element) is the counter of NumPy's Philox4x64-10
+(Salmon et al., 2011), so a resumed run, a run on more processes and a replayed step draw the same numbers.
+A contiguous range of samples is one vectorised draw.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import invalid
 
-_WORDS = 4  # 64-bit words that Philox gives for one value of its counter
-_CHUNK = 1 << 14  # words worked on at a time: what Box–Muller holds then stays in the cache (1.7 times faster)
-_KEY = 0x5CA1E104  # the key's second word, apart from what others draw with Philox and the same seed
+_WORDS = 4  # 64-bit words per value of Philox's counter
+_CHUNK = 1 << 14  # words per Box–Muller pass: its buffers stay in the cache, 1.7 times faster
+_KEY = 0x5CA1E104  # second word of the key, so that other users of Philox with the same seed draw other numbers
 
 
 class Stream(IntEnum):
-    """What a number is for. Runs on disk depend on the values: add new ones, never renumber.
+    """The purpose of a number. Runs on disk depend on the values: add new ones, never renumber.
 
-    One stream is always drawn with one shape: sample k begins at block k·(blocks a sample) of its stream, so
-    two shapes in one stream would overlap.
+    Draw a stream with one shape only: sample k starts at block k·(blocks per sample), so two shapes would overlap.
     """
 
     ORDER = 1  # the shuffle of an epoch
@@ -42,9 +41,9 @@ class Stream(IntEnum):
 
 
 def uniform(seed: int, stream: int, step: int, first: int, count: int, shape: int | Sequence[int] = ()) -> Tensor:
-    """float32 (count, *shape), uniform in the open interval (0, 1), for the samples first … first + count − 1.
+    """Draw float32 (count, *shape), uniform in the open interval (0, 1), for samples first … first + count − 1.
 
-    The values are the odd multiples of 2⁻²⁴: exact in float32, so that neither 0 nor 1 comes from rounding.
+    The values are odd multiples of 2⁻²⁴: exact in float32, so rounding produces neither 0 nor 1.
     """
     shape, size = _shape(shape)
     words = _raw(seed, stream, step, first, count, math.ceil(size / 2))  # (count, W)
@@ -55,12 +54,12 @@ def uniform(seed: int, stream: int, step: int, first: int, count: int, shape: in
 
 
 def normal(seed: int, stream: int, step: int, first: int, count: int, shape: int | Sequence[int] = ()) -> Tensor:
-    """float32 (count, *shape), standard normal, for the samples first … first + count − 1.
+    """Draw float32 (count, *shape), standard normal, for samples first … first + count − 1.
 
-    Box–Muller in float32, one 64-bit word a pair: r = √(−2 ln u) with u = (j + ½)·2⁻³², θ = 2π·k·2⁻³².
-    u keeps its 32 bits where they matter, because a float is fine near 0: the tail reaches √(2 ln 2³³) = 6.76
-    (P(|z| > 6.76) = 1.4e-11, under one in 7·10¹⁰ draws), where a 24-bit u would end at 5.89. Near u = 1 rounding moves
-    r by at most 5e-4, on an event of probability 1e-7, and u = 1 itself gives z = 0. Nothing is infinite or NaN.
+    Box–Muller in float32, one 64-bit word per pair: r = √(−2 ln u) with u = (j + ½)·2⁻³², θ = 2π·k·2⁻³².
+    u keeps its 32 bits where they matter, because floats are dense near 0: the tail reaches √(2 ln 2³³) = 6.76
+    (P(|z| > 6.76) = 1.4e-11), where a 24-bit u would end at 5.89. Near u = 1 rounding moves r by at most 5e-4, on an
+    event of probability 1e-7, and u = 1 itself gives z = 0. No value is infinite or NaN.
     """
     shape, size = _shape(shape)
     philox, width = _philox(seed, stream, step, first, count, math.ceil(size / 2))
@@ -75,9 +74,9 @@ def normal(seed: int, stream: int, step: int, first: int, count: int, shape: int
 def integers(
     seed: int, stream: int, step: int, first: int, count: int, high: int, shape: int | Sequence[int] = ()
 ) -> Tensor:
-    """int64 (count, *shape), uniform in 0 … high − 1 (bias below high·2⁻⁵³)."""
+    """Draw int64 (count, *shape), uniform in 0 … high − 1 (bias below high·2⁻⁵³)."""
     if not 1 <= high <= 2**52:
-        raise ScaleLongError(f"high must be in 1 … 2**52, got {high}")
+        raise invalid("high", "an integer in 1 … 2**52", high)
     shape, size = _shape(shape)
     words = _raw(seed, stream, step, first, count, size)
     values = ((words >> np.uint64(11)).astype(np.float64) * (high * 2.0**-53)).astype(np.int64)
@@ -85,16 +84,16 @@ def integers(
 
 
 def permutation(seed: int, stream: int, epoch: int, n: int) -> Tensor:
-    """int64 (n,): a random order of 0 … n − 1, one for each epoch.
+    """Draw int64 (n,), a random order of 0 … n − 1 for one epoch.
 
-    Ranks of 64-bit words, not numpy's shuffle, whose algorithm may change between its releases.
+    It ranks 64-bit words, because the algorithm of NumPy's shuffle may change between releases.
     """
     words = _raw(seed, stream, epoch, 0, 1, n)[0, :n]
     return torch.from_numpy(np.argsort(words, kind="stable").astype(np.int64, copy=False))
 
 
 def _box_muller(words: np.ndarray, out: np.ndarray) -> None:
-    """Two normals for each of the words (n, W), into out (n, 2, W)."""
+    """Write two normals per word (n, W) into out (n, 2, W)."""
     halves = words.view("<u4").reshape(*words.shape, 2)
     radius = halves[..., 0].astype(np.float32)
     radius += np.float32(0.5)
@@ -110,33 +109,33 @@ def _box_muller(words: np.ndarray, out: np.ndarray) -> None:
 
 
 def _raw(seed: int, stream: int, step: int, first: int, count: int, words: int) -> np.ndarray:
-    """uint64 (count, W): the words of `count` samples, each padded to whole blocks of Philox."""
+    """Return uint64 (count, W), the words of `count` samples, each padded to whole Philox blocks."""
     philox, width = _philox(seed, stream, step, first, count, words)
     return _next(philox, count, width)
 
 
 def _philox(seed: int, stream: int, step: int, first: int, count: int, words: int) -> tuple[np.random.Philox, int]:
-    """The generator set to sample `first`, and the words that each sample takes: whole blocks."""
+    """Return the generator positioned at sample `first`, and the words per sample (whole blocks)."""
     for name, value in (("seed", seed), ("stream", stream), ("step", step), ("first", first), ("count", count)):
         if not 0 <= value < 2**63:
-            raise ScaleLongError(f"{name} must be an integer in 0 … 2**63 − 1, got {value!r}")
+            raise invalid(name, "an integer in 0 … 2**63 − 1", value)
     blocks = math.ceil(words / _WORDS)
-    if (first + count) * blocks >= 2**64:  # beyond it the counter would carry into its next word
-        raise ScaleLongError(f"first + count = {first + count} is too large for samples of {words} words")
+    if (first + count) * blocks >= 2**64:  # the counter would carry into its next word
+        raise invalid("first + count", f"below {2**64 // blocks} for samples of {words} words", first + count)
     key = np.array([seed, _KEY], np.uint64)
     counter = np.array([first * blocks, 0, stream, step], np.uint64)
     return np.random.Philox(key=key, counter=counter), blocks * _WORDS
 
 
 def _next(philox: np.random.Philox, count: int, width: int) -> np.ndarray:
-    """uint64 (count, width), little-endian, so that both halves of a word mean the same everywhere."""
+    """Return uint64 (count, width), little-endian, so that the halves of a word agree on every machine."""
     return philox.random_raw(count * width).astype("<u8", copy=False).reshape(count, width)
 
 
 def _shape(shape: int | Sequence[int]) -> tuple[tuple[int, ...], int]:
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(length < 0 for length in shape):
-        raise ScaleLongError(f"shape must not have negative lengths, got {shape}")
+        raise invalid("shape", "without negative lengths", shape)
     return shape, math.prod(shape)
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writing, hashes, and where the cache is."""
+"""Files: atomic writing, hashes, the cache folder, JSON and JSON lines."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelong.errors import ScaleLongError
+from scalelong.errors import ScaleLongError, invalid
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FIGURES = (".png", ".svg", ".pdf")  # what figures are written as
+FIGURES = (".png", ".svg", ".pdf")  # formats of figures
 
 
 def cache_dir() -> Path:
-    """`SCALELONG_CACHE`, else the user's cache folder."""
+    """Return $SCALELONG_CACHE, or `scalelong` in the user's cache folder."""
     chosen = os.environ.get("SCALELONG_CACHE")
     if chosen:
         return Path(chosen).expanduser()
@@ -30,7 +30,7 @@ def cache_dir() -> Path:
 
 
 def sha256(path: Path | str) -> str:
-    """The hexadecimal SHA-256 of a file's bytes."""
+    """Return the hexadecimal SHA-256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -51,7 +51,7 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
 
 
 def fsync_path(path: Path) -> None:
-    """Push a file's or a folder's contents to the disk."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -61,74 +61,74 @@ def fsync_path(path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path | str) -> Iterator[Path]:
-    """Give a path to write to; on success it takes the place of `path`, on failure nothing is left."""
+    """Yield a temporary path to write to. On success it replaces `path`; on failure it is deleted."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     os.close(handle)
-    aside = Path(name)
+    temporary = Path(name)
     try:
-        yield aside
-        fsync_path(aside)
-        os.chmod(aside, 0o666 & ~_umask())
-        os.replace(aside, path)
+        yield temporary
+        fsync_path(temporary)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
         fsync_path(path.parent)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def check_target(path: Path | str, *, suffixes: Sequence[str] = (), folder: bool = False) -> None:
-    """Say at once, not after the work is done, that nothing can be written to `path` (a folder, where `folder`)."""
+    """Raise before the work starts, not after it, if `path` (a folder if `folder`) cannot be written."""
     path = Path(path)
     try:
         str(path).encode("utf-8")
-    except UnicodeEncodeError:  # safetensors, for one, cannot open it
-        raise ScaleLongError(f"{str(path)!a} is not a name in UTF-8; give another") from None
+    except UnicodeEncodeError:  # safetensors cannot open such a path
+        raise invalid("path", "valid UTF-8", str(path)) from None
     if suffixes and path.suffix.lower() not in suffixes:
-        raise ScaleLongError(f"{path} ends in {path.suffix!r}; these are written: {', '.join(suffixes)}")
+        raise invalid("the file name", f"one that ends in {', '.join(suffixes)}", str(path))
     if path.exists() and path.is_dir() != folder:
-        raise ScaleLongError(f"{path} is a file; give a folder" if folder else f"{path} is a folder; give a file")
-    above = next(place for place in (path, *path.absolute().parents) if place.exists() and (folder or place != path))
+        raise invalid("the output path", "a folder" if folder else "a file", str(path))
+    parent = next(p for p in (path, *path.absolute().parents) if p.exists() and (folder or p != path))
     try:
-        tempfile.TemporaryFile(dir=above).close()
+        tempfile.TemporaryFile(dir=parent).close()
     except OSError as error:
-        raise ScaleLongError(f"{path} cannot be written: {above}: {error.strerror}") from error
+        raise ScaleLongError(f"cannot write {path}: {parent}: {error.strerror}; choose another path") from error
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write a text file whole or not at all."""
-    with atomic_file(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    """Write a text file atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def atomic_folder(path: Path | str) -> Iterator[Path]:
-    """Give an empty folder to fill; on success it is renamed to `path`, which must not exist by then."""
+    """Yield an empty temporary folder. On success it is renamed to `path`, which must not exist by then."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
     try:
-        yield aside
-        for file in aside.rglob("*"):
+        yield temporary
+        for file in temporary.rglob("*"):
             fsync_path(file)
-        fsync_path(aside)
-        os.chmod(aside, 0o777 & ~_umask())
+        fsync_path(temporary)
+        os.chmod(temporary, 0o777 & ~_umask())
         if path.exists():
-            raise ScaleLongError(f"{path} exists already; it was not overwritten")
-        os.rename(aside, path)
+            raise ScaleLongError(f"{path} already exists and was not overwritten; remove it or choose another path")
+        os.rename(temporary, path)
         fsync_path(path.parent)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def sweep(folder: Path, *names: str) -> None:
-    """Remove what a killed process left aside of these names (patterns). For whoever holds the folder's lock."""
+    """Remove temporary files that killed processes left for these names (patterns). Hold the folder's lock."""
     for name in names:
-        for aside in folder.glob(f".{name}.*.part"):
-            if aside.is_dir() and not aside.is_symlink():
-                shutil.rmtree(aside, ignore_errors=True)
+        for temporary in folder.glob(f".{name}.*.part"):
+            if temporary.is_dir() and not temporary.is_symlink():
+                shutil.rmtree(temporary, ignore_errors=True)
             else:
-                aside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used (PEP 562)."""
+"""Packages that import their public names on first use (PEP 562)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 def lazy(
     package: str, homes: dict[str, tuple[str, ...]], rooms: tuple[str, ...] = ()
 ) -> tuple[Callable[[str], Any], list[str]]:
-    """`__getattr__` and `__all__` of a package: `homes` says in which module each public name is.
+    """Return `__getattr__` and `__all__` for a package. `homes` maps modules to their public names.
 
-    `rooms` are subpackages that are reached as attributes without an import of their own.
+    `rooms` are subpackages available as attributes without importing them first.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 

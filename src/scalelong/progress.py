@@ -1,4 +1,4 @@
-"""One progress display for everything that takes time: a bar in a terminal, plain lines elsewhere."""
+"""Progress of anything that takes time: a bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Yield `items` while showing how far along they are, on standard error."""
+    """Yield `items` and show the progress on standard error."""
     if total is None and isinstance(items, Sized):
         total = len(items)
-    if sys.stderr.isatty() and find_spec("rich") is not None:  # the base install has no rich
+    if sys.stderr.isatty() and find_spec("rich") is not None:  # rich is not part of the base install
         yield from _bar(items, description, total)
     else:
         yield from _lines(items, description, total)
@@ -31,12 +31,12 @@ def _bar(items: Iterable[T], description: str, total: int | None) -> Iterator[T]
 
 
 def _lines(items: Iterable[T], description: str, total: int | None, every: float = 10.0) -> Iterator[T]:
-    """Say nothing about what ends within `every` seconds, then one line each such interval."""
-    said = time.monotonic()
+    """Print one line every `every` seconds, so nothing for what is done sooner."""
+    printed = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()
-        if now - said >= every:
-            said = now
+        if now - printed >= every:
+            printed = now
             of = f" of {total}" if total is not None else ""
             print(f"{description}: {done}{of}", file=sys.stderr, flush=True)
         yield item
