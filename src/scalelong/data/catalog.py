@@ -82,19 +82,19 @@ class DatasetSpec:
         source = source or local_copy(self.name) or source_variable()
         if source is not None and source not in SOURCES:
             return self._open_local(Path(source).expanduser(), split, options, stack)
-        downloads, failures = self._downloads(), []
+        downloads = [(kind, title) for kind, title in self._downloads().items() if source in (None, kind)]
         if all(package.ready for package in self.packages):
-            downloads = dict(reversed(downloads.items()))
-        for kind, title in downloads.items():
+            downloads.reverse()
+        failures: list[str] = []
+        for kind, title in downloads:
+            if failures:
+                print(f"{self.name}: {failures[-1]} is not available; trying {title}", file=sys.stderr, flush=True)
             try:
-                if source not in (None, kind):
-                    continue
                 if kind == "hub":
                     return self._open_hub(title.removeprefix("hf:"), split, options, title)
                 return self._read([package.folder() for package in self.packages], split, title)
             except (SourceUnavailableError, MissingExtraError) as error:
                 failures.append(f"{title} ({error})")
-                print(f"{self.name}: {title} is not available ({error})", file=sys.stderr, flush=True)
         raise SourceUnavailableError(
             f"no source of {self.name} is available: {'; '.join(failures) or 'none to try'}. To read a local copy of "
             f"the published files, pass --source PATH or put it at $SCALELONG_DATA/{self.name}"
