@@ -92,7 +92,7 @@ def test_flips_without_mirrored_latents_are_an_error(data: ImageData, vae: Path)
 def test_the_scale_is_the_autoencoders_unless_given_or_known(data: ImageData, vae: Path):
     assert encode_latents(data, vae).scale == 0.18215
     assert encode_latents(data, vae, scale=2.0).scale == 2.0
-    data.manifest["name"] = "coco"
+    data.name = "coco"
     assert encode_latents(data, vae).scale == 0.2301  # U-ViT's, and the paper's
 
 

@@ -25,12 +25,18 @@ class ImageData:
         """Open a prepared folder and check sizes against its manifest; `verify` also checks hashes."""
         self.folder = Path(folder)
         self.manifest = image_manifest(self.folder)
+        self.name: str = self.manifest["name"]
+        self.split: str = self.manifest["split"]
+        self.fingerprint: str = self.manifest["fingerprint"]  # a hash of images, labels and captions
         count, height, width, channels = self.manifest["shape"]
         stored = open_array(self.folder, "images", np.uint8, (count, channels, height, width))
         self._pixels = torch.from_numpy(stored).flatten(1)  # (n, c·h·w)
         self.images: npt.NDArray[np.uint8] = stored.transpose(0, 2, 3, 1)  # (n, h, w, c)
+        self.image_size: int = height
+        self.channels: int = channels
         names = self.manifest["class_names"]
         self.class_names: tuple[str, ...] | None = None if names is None else tuple(names)
+        self.num_classes = None if names is None else len(names)
         self.labels: npt.NDArray[np.int64] | None = self._open_labels()
         self.captions: Captions | None = self._open_captions()
 
@@ -45,31 +51,6 @@ class ImageData:
 
     def __reduce__(self) -> tuple[type[ImageData], tuple[Path]]:
         return ImageData, (self.folder,)  # another process opens the files itself
-
-    @property
-    def name(self) -> str:
-        return str(self.manifest["name"])
-
-    @property
-    def split(self) -> str:
-        return str(self.manifest["split"])
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of images, labels and captions."""
-        return str(self.manifest["fingerprint"])
-
-    @property
-    def image_size(self) -> int:
-        return self.images.shape[1]
-
-    @property
-    def channels(self) -> int:
-        return self.images.shape[3]
-
-    @property
-    def num_classes(self) -> int | None:
-        return None if self.class_names is None else len(self.class_names)
 
     def batch(self, indices: Indices, flip: Tensor | None = None) -> Tensor:
         """Return images as float32 (B, C, H, W) in [-1, 1], mirrored left to right where `flip` (B,) is true."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +70,7 @@ def read_size(path: Path) -> tuple[int, int] | None:
     from PIL import Image
 
     try:
-        with _open_regular(path, path.name) as file, Image.open(file, formats=FORMATS) as image:
+        with Image.open(path if path.is_file() else "", formats=FORMATS) as image:
             return image.size
     except Exception:
         return None
@@ -120,21 +119,14 @@ def pillow_warnings() -> Iterator[None]:
 
 def _file_bytes(path: Path, name: str) -> bytes:
     try:
-        with _open_regular(path, name) as file:
-            return file.read(MAX_BYTES)
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would block
+            raise BadExampleError(name, "is not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise BadExampleError(name, f"is larger than {MAX_BYTES >> 20} MiB")
+        return path.read_bytes()
     except OSError as error:
         raise BadExampleError(name, f"cannot be read ({error.strerror})") from None
-
-
-def _open_regular(path: Path, name: str) -> BinaryIO:
-    """Open a regular file. A pipe or a device is rejected before it can block."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
-    status = os.fstat(file.fileno())
-    if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
-        return file
-    file.close()
-    regular = stat.S_ISREG(status.st_mode)
-    raise BadExampleError(name, f"is larger than {MAX_BYTES >> 20} MiB" if regular else "is not a regular file")
 
 
 def _check(image: Image.Image, name: str) -> None:
