@@ -134,16 +134,16 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.kind)
 def test_specs_round_trip_through_json(spec):
-    assert Scaling.from_json(spec.to_json()) == spec
-    assert Scaling.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    again = Scaling.from_dict(json.loads(json.dumps(spec.to_dict())))
+    assert again == spec
     assert parse_scaling(spec.to_dict()) == parse_scaling(spec) == spec
-    assert hash(spec) == hash(Scaling.from_json(spec.to_json()))
+    assert hash(spec) == hash(again)
 
 
 @given(kappa=st.floats(1e-6, 1.0), reverse=st.booleans())
 def test_json_keeps_kappa_to_the_last_bit(kappa, reverse):
     spec = ConstantScaling(kappa, reverse)
-    assert Scaling.from_json(spec.to_json()) == spec
+    assert Scaling.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
 def test_specs_are_frozen():
@@ -172,20 +172,11 @@ def test_a_misspelt_name_suggests_the_right_one():
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [
-        "{",
-        "[]",
-        "3",
-        '{"kind": 3}',
-        '{"kappa": 0.5}',
-        '{"kind": "cs", "kappa": null}',
-        '{"kind": "cs-reverse", "kappa": 1}',
-    ],
+    "bad", [[], 3, "cs", {"kind": 3}, {"kappa": 0.5}, {"kind": "cs", "kappa": None}, {"kind": "cs-reverse", "kappa": 1}]
 )
-def test_invalid_json_is_rejected(bad):
+def test_an_invalid_dict_is_rejected(bad):
     with pytest.raises(InvalidValueError):
-        Scaling.from_json(bad)
+        Scaling.from_dict(bad)
 
 
 @pytest.mark.parametrize("scaling", [3, 0.7, ["cs"], object(), ConstantScaling])
@@ -256,7 +247,7 @@ def test_a_subclass_with_a_kind_is_a_scaling_everywhere():
 
     try:
         assert "half" in scaling_names()
-        assert parse_scaling("half") == Scaling.from_json(HalfScaling().to_json()) == HalfScaling()
+        assert parse_scaling("half") == Scaling.from_dict(HalfScaling().to_dict()) == HalfScaling()
         assert HalfScaling().label == "half"
     finally:
         del _REGISTRY["half"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import math
 import warnings
 from collections.abc import Sequence
@@ -98,9 +97,6 @@ class Scaling:
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict())
-
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Scaling:
         if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
@@ -109,14 +105,6 @@ class Scaling:
         if values["kind"] in _REGISTRY and _REGISTRY[values["kind"]][0].kind != values["kind"]:  # an alias
             raise unknown("scaling", values["kind"], [spec.kind for spec, _ in _REGISTRY.values()])
         return _construct(values["kind"], options)
-
-    @staticmethod
-    def from_json(text: str) -> Scaling:
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise invalid("scaling", f"JSON ({error})", text) from error
-        return Scaling.from_dict(values)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import nn
 from scalelong.errors import ScalingStateError, ScalingWarning, UnsupportedNetworkError, invalid, unknown
 from scalelong.scaling import NoScaling, Scaling, SkipScaling, SkipShape, parse_scaling
 from scalelong.skips.finders import find_branches, find_sites
-from scalelong.skips.hooks import NAME, attach_branches, attach_scaler, detach, scaling_of
-from scalelong.skips.sites import Site
+from scalelong.skips.hooks import NAME, attach, attach_branches, detach, scaling_of
+from scalelong.skips.sites import Site, declared_sites
 
 PLACEMENTS = ("join", "after_norm")
 
@@ -183,8 +183,8 @@ def _register(root: nn.Module, scaler: SkipScaling) -> None:
     try:
         if scaler.spec.acts_on == "blocks":
             attach_branches(root, _branches(root, scaler.spec), scaler)
-        else:
-            attach_scaler(root, list(scaler.sites), scaler, scaler.placement)
+        elif scaler.placement != "join" or declared_sites(root) is None:  # else `forward` calls scale_skip
+            attach(root, list(scaler.sites), scaler, placement=scaler.placement)
     except Exception:
         detach(root, scaler)
         raise

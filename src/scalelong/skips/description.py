@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from scalelong._modules import evaluating, first_tensor
 from scalelong._text import number
 from scalelong.scaling import NoScaling, Scaling, SkipScaling
 from scalelong.skips.application import sites_of, unwrapped
-from scalelong.skips.hooks import Handle, attach, attach_scaler, scaling_of, split_trailing
+from scalelong.skips.hooks import Handle, attach, scaling_of, split_trailing
 from scalelong.skips.sites import Site, consumer
 
 CANCELLED = 0.2  # if a smaller share of a change of κ_i is left after the norm, the norm cancels κ_i
@@ -103,7 +104,7 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
         for i, (site, kappa) in enumerate(zip(sites, kappas, strict=True), start=1)
     ]
     if example or kwargs:
-        rows = _measure(root, sites, placement, rows, example, kwargs)
+        rows = _Probe(root, sites, placement, example, kwargs).measure(rows)
     return Description(type(root).__name__, spec, placement, tuple(rows))
 
 
@@ -129,92 +130,69 @@ class _Pass:
     kappas: dict[int, Tensor] = field(default_factory=dict)
 
 
-def _measure(
-    root: nn.Module,
-    sites: list[Site],
-    placement: str,
-    rows: list[Row],
-    example: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> list[Row]:
-    first = next((p for p in root.parameters() if p.is_floating_point()), None)
-    exact = first is None or first.dtype in (torch.float32, torch.float64)
-    delta = 0.01 if exact else 0.1  # in half precision a smaller step would drown in rounding
-    with torch.no_grad(), evaluating(root):
-        plain = _Nudge()
-        base = _run(root, sites, placement, plain, range(1, len(sites) + 1), example, kwargs)
-        measured = []
-        for row, site in zip(rows, sites, strict=True):
-            i = row.index
-            if i not in plain.shapes:
-                measured.append(dataclasses.replace(row, note="the example did not use this skip"))
-                continue
-            nudged = _run(root, sites, placement, _Nudge(i, delta), [i], example, kwargs)
-            felt = _relative_change(nudged.outputs.get(i), base.outputs.get(i)) / delta
-            passes = None
-            if site.norm is not None:
-                passes = _relative_change(nudged.norms.get(i), base.norms.get(i)) / delta
-            row = dataclasses.replace(
-                row, shape=plain.shapes[i], felt=felt, norm_passes=passes, note=_note(felt, passes)
-            )
-            if row.coefficient is None and (kappa := base.kappas.get(i)) is not None:
-                low, high = kappa.min().item(), kappa.max().item()
-                row = dataclasses.replace(row, coefficient=kappa.mean().item(), coefficient_range=(low, high))
-            measured.append(row)
-    return measured
+@dataclass(frozen=True)
+class _Probe:
+    """Runs a network on an example while a nudge acts after its own scaling, at the same place."""
+
+    root: nn.Module
+    sites: list[Site]
+    placement: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def measure(self, rows: list[Row]) -> list[Row]:
+        first = next((p for p in self.root.parameters() if p.is_floating_point()), None)
+        exact = first is None or first.dtype in (torch.float32, torch.float64)
+        delta = 0.01 if exact else 0.1  # in half precision a smaller step would drown in rounding
+        with torch.no_grad(), evaluating(self.root):
+            plain = _Nudge()
+            base = self.run(plain, [row.index for row in rows])
+            return [self._measure_row(row, base, plain.shapes.get(row.index), delta) for row in rows]
+
+    def _measure_row(self, row: Row, base: _Pass, shape: tuple[int, ...] | None, delta: float) -> Row:
+        i = row.index
+        if shape is None:
+            return dataclasses.replace(row, note="the example did not use this skip")
+        nudged, passes = self.run(_Nudge(i, delta), [i]), None
+        felt = _relative_change(nudged.outputs.get(i), base.outputs.get(i)) / delta
+        if self.sites[i - 1].norm is not None:
+            passes = _relative_change(nudged.norms.get(i), base.norms.get(i)) / delta
+        row = dataclasses.replace(row, shape=shape, felt=felt, norm_passes=passes, note=_note(felt, passes))
+        if row.coefficient is None and (kappa := base.kappas.get(i)) is not None:
+            low, high = kappa.min().item(), kappa.max().item()
+            row = dataclasses.replace(row, coefficient=kappa.mean().item(), coefficient_range=(low, high))
+        return row
+
+    def run(self, nudge: _Nudge, indices: list[int]) -> _Pass:
+        root, recorded, handles, scaler = self.root, _Pass(), list[Handle](), scaling_of(self.root)
+        try:
+            handles += attach(root, self.sites, nudge, placement=self.placement)
+            for i in indices:
+                site = self.sites[i - 1]
+                handles.append(consumer(root, site).register_forward_hook(_keep(recorded.outputs, i)))
+                if site.norm is not None:
+                    keep = _keep(recorded.norms, i, site.channels, site.dim)
+                    handles.append(root.get_submodule(site.norm).register_forward_hook(keep))
+            if scaler is not None and scaler.spec.coefficients(len(self.sites)) is None:
+                handles.append(scaler.register_forward_hook(
+                    lambda _, args, kappa: recorded.kappas.update({args[1]: kappa.detach().float()})))  # fmt: skip
+            root(*self.args, **self.kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return recorded
 
 
-def _run(
-    root: nn.Module,
-    sites: list[Site],
-    placement: str,
-    nudge: _Nudge,
-    indices: Any,
-    example: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> _Pass:
-    """Run the network once with `nudge` acting after its own scaling, at the same place."""
-    recorded, handles = _Pass(), list[Handle]()
-    scaler = scaling_of(root)
-    try:
-        after_norm = placement == "after_norm"
-        handles += attach_scaler(root, sites, nudge, placement) if after_norm else attach(root, sites, nudge)
-        for i in indices:
-            site = sites[i - 1]
-            handles.append(consumer(root, site).register_forward_hook(_Capture(recorded.outputs, i)))
-            if site.norm is not None:
-                capture = _Capture(recorded.norms, i, site.channels, site.dim)
-                handles.append(root.get_submodule(site.norm).register_forward_hook(capture))
-        if scaler is not None and scaler.spec.coefficients(len(sites)) is None:
-            handles.append(scaler.register_forward_hook(_CaptureKappa(recorded.kappas)))
-        root(*example, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return recorded
+def _keep(into: dict[int, Tensor], i: int, trailing: int | None = None, dim: int = 1) -> Callable[..., None]:
+    """Return a hook that keeps the first tensor of a module's output; at a norm only the skip's channels."""
 
-
-class _Capture:
-    """Keeps the first tensor of a module's output; at a norm only the skip's trailing channels."""
-
-    def __init__(self, into: dict[int, Tensor], index: int, trailing: int | None = None, dim: int = 1) -> None:
-        self.into, self.index, self.trailing, self.dim = into, index, trailing, dim
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
         output = first_tensor(output)
-        if output is None:
-            return
-        if self.trailing is not None:
-            output = split_trailing(output, self.trailing, self.dim)[1]
-        self.into[self.index] = output.detach().double()
+        if output is not None:
+            kept = output if trailing is None else split_trailing(output, trailing, dim)[1]
+            into[i] = kept.detach().double()
 
-
-class _CaptureKappa:
-    def __init__(self, into: dict[int, Tensor]) -> None:
-        self.into = into
-
-    def __call__(self, module: nn.Module, args: tuple[Tensor, int], output: Tensor) -> None:
-        self.into[args[1]] = output.detach().float()
+    return hook
 
 
 def _relative_change(after: Tensor | None, before: Tensor | None) -> float:

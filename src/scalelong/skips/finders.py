@@ -106,7 +106,7 @@ def find_uvit(net: nn.Module) -> list[Site] | None:
 
 
 def find_residual_tuples(net: nn.Module) -> list[Site] | None:
-    """diffusers and MONAI: `up_blocks` that take the encoder's outputs as a tuple or list, last first."""
+    """diffusers and MONAI: `up_blocks` take the encoder's outputs as a tuple or list, the last one first."""
     downs, ups = _part(net, "down_blocks"), _part(net, "up_blocks")
     if not _lists(downs, ups) or not len(ups):
         return None
@@ -114,7 +114,7 @@ def find_residual_tuples(net: nn.Module) -> list[Site] | None:
     if None in names or not all(len(getattr(block, "resnets", ())) for block in [*downs, *ups]):
         return None
     backbone = _channels(downs[-1].resnets[-1])[1]
-    consumed: list[Site] = []  # innermost first, as the decoder meets them
+    consumed: list[Site] = []  # innermost first, in the decoder's order
     for b, (block, name) in enumerate(zip(ups, names, strict=True)):
         assert name is not None
         joins = 0
@@ -122,7 +122,7 @@ def find_residual_tuples(net: nn.Module) -> list[Site] | None:
             width_in, width_out = _channels(resnet)
             if width_in is None or backbone is None or width_in < backbone:
                 return None
-            if width_in > backbone:  # room for a skip; K-blocks have it at their first resnet, or nowhere
+            if width_in > backbone:  # room for a skip; K-blocks have it in their first resnet or nowhere
                 joins += 1
                 path = f"up_blocks.{b}.resnets.{r}"
                 norm, shortcut = _norm_and_shortcut(resnet, path)
@@ -135,7 +135,7 @@ def find_residual_tuples(net: nn.Module) -> list[Site] | None:
 
 
 def find_skip_blocks(net: nn.Module) -> list[Site] | None:
-    """Hunyuan-DiT: `blocks` whose second half has a `skip_linear` and takes `skip`."""
+    """Hunyuan-DiT: the second half of `blocks` has a `skip_linear` and takes `skip`."""
     blocks = _part(net, "blocks")
     if not _lists(blocks):
         return None
@@ -153,24 +153,13 @@ def find_skip_blocks(net: nn.Module) -> list[Site] | None:
 
 
 def find_output_blocks(net: nn.Module) -> list[Site] | None:
-    """guided-diffusion: `input_blocks`, `middle_block`, `output_blocks` fed [backbone, skip] by the root."""
+    """guided-diffusion: the root feeds [backbone, skip] to `output_blocks`."""
     inner, outer, middle = (_part(net, name) for name in ("input_blocks", "output_blocks", "middle_block"))
-    if not _lists(inner, outer) or len(inner) != len(outer) or not isinstance(middle, nn.Module):
+    if not _lists(inner, outer) or len(inner) != len(outer) or not _modules(middle):
         return None
-    backbone = _channels(middle)[1]
-    consumed = []
-    for k, block in enumerate(outer):
-        width_in = _channels(block)[0]
-        if width_in is None or backbone is None or width_in <= backbone:
-            return None
-        first, path = (block[0], f"output_blocks.{k}.0") if isinstance(block, nn.Sequential) else (block, "")
-        norm, shortcut = _norm_and_shortcut(first, path or f"output_blocks.{k}")
-        consumed.append(
-            Site(f"output_blocks.{k}", 0, channels=width_in - backbone, trailing=True,
-                 source=f"input_blocks.{len(inner) - 1 - k}", norm=norm, shortcut=shortcut)
-        )  # fmt: skip
-        backbone = _channels(block)[1]
-    return consumed[::-1]
+    joins = [(f"output_blocks.{k}", block, f"input_blocks.{len(inner) - 1 - k}", block)
+             for k, block in enumerate(outer)]  # fmt: skip
+    return _concatenated(middle, joins)
 
 
 def find_paired_ups(net: nn.Module) -> list[Site] | None:
@@ -181,17 +170,26 @@ def find_paired_ups(net: nn.Module) -> list[Site] | None:
         return None
     if not all(isinstance(stage, nn.ModuleList) and len(stage) == 4 for stage in [*downs, *ups]):
         return None
-    backbone = _channels(middle)[1]
-    consumed = []
-    joins = [(f"ups.{s}.{k}", stage[k], f"downs.{len(ups) - 1 - s}.{2 if k == 0 else 0}")
-             for s, stage in enumerate(ups) for k in (0, 1)]  # fmt: skip
-    for path, block, source in [*joins, ("final_res_block", final, "init_conv")]:
-        width_in, width_out = _channels(block)
+    joins = []
+    for s, stage in enumerate(ups):
+        source = f"downs.{len(ups) - 1 - s}"
+        joins += [(f"ups.{s}.0", stage[0], f"{source}.2", stage[0]), (f"ups.{s}.1", stage[1], f"{source}.0", stage[3])]
+    return _concatenated(middle, [*joins, ("final_res_block", final, "init_conv", final)])
+
+
+def _concatenated(middle: nn.Module, joins: list[tuple[str, nn.Module, str, nn.Module]]) -> list[Site] | None:
+    """Return the sites of blocks that take [backbone, skip]: (path, block, source, last module before the next)."""
+    backbone, consumed = _channels(middle)[1], []
+    for path, block, source, last in joins:
+        width_in = _channels(block)[0]
         if width_in is None or backbone is None or width_in <= backbone:
             return None
-        consumed.append(Site(path, 0, channels=width_in - backbone, trailing=True, source=source))
-        resampling = ups[int(path.split(".")[1])][3] if path.endswith(".1") else None
-        backbone = _channels(resampling)[1] if resampling is not None else width_out
+        first = (block[0], f"{path}.0") if isinstance(block, nn.Sequential) else (block, path)
+        norm, shortcut = _norm_and_shortcut(*first)
+        consumed.append(
+            Site(path, 0, channels=width_in - backbone, trailing=True, source=source, norm=norm, shortcut=shortcut)
+        )
+        backbone = _channels(last)[1]
     return consumed[::-1]
 
 
@@ -221,7 +219,7 @@ STRUCTURES: dict[str, Callable[[nn.Module], list[Site] | None]] = {
 
 
 def find_branches(net: nn.Module) -> list[list[str]] | None:
-    """The residual branches of each block of a U-ViT, in the order of the forward pass (Table 3)."""
+    """Return the residual branches of each block of a U-ViT, in the order of the forward pass (Table 3)."""
     if find_uvit(net) is None:
         return None
     inner, outer = _part(net, "in_blocks"), _part(net, "out_blocks")
@@ -245,7 +243,7 @@ def _modules(*values: object) -> bool:
 
 
 def _is_linear(layer: object) -> bool:
-    """`nn.Linear`, or a layer that PEFT put around one."""
+    """Whether a layer is an `nn.Linear`, possibly wrapped by PEFT."""
     return isinstance(getattr(layer, "base_layer", layer), nn.Linear)
 
 
@@ -255,7 +253,7 @@ def _tuple_argument(block: nn.Module) -> str | None:
 
 
 def _channels(module: nn.Module) -> tuple[int | None, int | None]:
-    """Channels in and out of a block: as it says itself, or of its first and last convolution or linear."""
+    """Return input and output channels of a block: its own attributes, or those of its first and last layer."""
     if isinstance(module, nn.Sequential) and len(module):
         ins = next((c for c in (_channels(m)[0] for m in module) if c is not None), None)
         outs = next((c for c in (_channels(m)[1] for m in reversed(module)) if c is not None), None)
@@ -263,14 +261,11 @@ def _channels(module: nn.Module) -> tuple[int | None, int | None]:
     for name_in in ("in_channels", "channels"):
         width_in, width_out = getattr(module, name_in, None), getattr(module, "out_channels", None)
         if isinstance(width_in, int) and isinstance(width_out, int):
-            last = getattr(
-                getattr(module, "conv2", None), "out_channels", None
-            )  # K-blocks: another width than they say
+            last = getattr(getattr(module, "conv2", None), "out_channels", None)  # K-blocks: not their out_channels
             return width_in, last if isinstance(last, int) else width_out
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    maps = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    layers = [m for m in module.modules() if isinstance(m, maps)]
+    layers = [m for m in module.modules() if isinstance(m, nn.modules.conv._ConvNd)]
     if layers:
         return layers[0].in_channels, layers[-1].out_channels
     linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
@@ -278,7 +273,7 @@ def _channels(module: nn.Module) -> tuple[int | None, int | None]:
 
 
 def _norm_and_shortcut(block: nn.Module, path: str) -> tuple[str | None, str | None]:
-    """The norm that sees the concatenation first, and the shortcut beside it, of a ResNet block."""
+    """Return the first norm of the concatenation in a ResNet block, and the shortcut beside it."""
     if isinstance(getattr(block, "spatial_res_block", None), nn.Module):
         return _norm_and_shortcut(block.get_submodule("spatial_res_block"), f"{path}.spatial_res_block")
     width = _channels(block)[0]
@@ -298,7 +293,7 @@ def _norm_and_shortcut(block: nn.Module, path: str) -> tuple[str | None, str | N
 
 
 def _with_sources(net: nn.Module, sites: list[Site]) -> list[Site]:
-    """Name where the skips come from, if what the encoder gives and what the decoder takes agree in widths."""
+    """Name the sources of the skips, if the widths of encoder outputs and skips agree."""
     downs, widths = _part(net, "down_blocks"), [site.channels for site in sites]
     conv_in = _part(net, "conv_in")
     each = [("conv_in", _channels(conv_in)[1])] if isinstance(conv_in, nn.Module) else []
@@ -307,7 +302,7 @@ def _with_sources(net: nn.Module, sites: list[Site]) -> list[Site]:
         for name in ("downsamplers", "downsampler"):
             if getattr(block, name, None) is not None:
                 each.append((f"down_blocks.{b}.{name}", each[-1][1]))
-    blocks = [(f"down_blocks.{b}", _channels(m.resnets[-1])[1]) for b, m in enumerate(downs)]  # one a block
+    blocks = [(f"down_blocks.{b}", _channels(m.resnets[-1])[1]) for b, m in enumerate(downs)]  # one per block
     for outputs in (each, blocks[: len(sites)]):
         if [width for _, width in outputs] == widths:
             return [replace(site, source=source) for site, (source, _) in zip(sites, outputs, strict=True)]

@@ -57,13 +57,11 @@ def scale_skip(net: nn.Module, skip: Tensor, i: int) -> Tensor:
             f"{shape.channels}"
         )
     scaler = scaling_of(net)
-    if torch.compiler.is_compiling():
-        return skip if scaler is None or scaler.spec.acts_on != "skips" else scaler.scale(skip, i)
-    taps = [tap for tap in _TAPS if tap.net is net]
+    taps = [] if torch.compiler.is_compiling() else [tap for tap in _TAPS if tap.net is net]
     for tap in taps:
         skip = tap.actor.scale(skip, i) if tap.before else skip
     if scaler is not None and scaler.spec.acts_on == "skips":
-        skip = scaler.scale(skip, i)
+        skip = scaler.scale(skip, i)  # κ_i·x_i
     for tap in taps:
         skip = skip if tap.before else tap.actor.scale(skip, i)
     return skip
@@ -238,19 +236,39 @@ def split_trailing(x: Tensor, channels: int, dim: int) -> tuple[Tensor, Tensor]:
     return backbone, skip
 
 
-def attach(net: nn.Module, sites: list[Site], actor: Actor, *, before: bool = False) -> list[Handle]:
-    """Let `actor` act on the skips at `sites` (outermost first), before or after the network's own scaling."""
+def attach(
+    net: nn.Module, sites: list[Site], actor: Actor, *, placement: str = "join", before: bool = False
+) -> list[Handle]:
+    """Let `actor` act on the skips at `sites` (outermost first), after the network's own scaling or `before` it."""
+    if placement == "after_norm":
+        return [handle for i, site in enumerate(sites, 1) for handle in _attach_after_norm(net, site, i, actor)]
     if declared_sites(net) is not None:
         _TAPS.append(tap := _Tap(net, actor, before))
         return [tap]
-    return _attach_hooks(net, sites, actor, before)
+    calls: dict[tuple[str, int | str], list[Part]] = {}  # one hook for all skips in one argument
+    for index, site in enumerate(sites, start=1):
+        part = Part(index, site.item, site.channels if site.trailing else None, site.dim)
+        calls.setdefault((site.called, site.argument), []).append(part)
+    handles: list[Handle] = []
+    for (path, argument), parts in calls.items():
+        module = net.get_submodule(path)
+        hook = ArgumentHook(actor, Argument.of(module, argument), tuple(parts))
+        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=before))
+    return handles
 
 
-def attach_scaler(net: nn.Module, sites: list[Site], scaler: SkipScaling, placement: str) -> list[Handle]:
-    """Register the hooks by which `scaler` acts on `sites`. Networks that call `scale_skip` need none."""
-    if placement == "after_norm":
-        return [handle for i, site in enumerate(sites, 1) for handle in _attach_after_norm(net, site, i, scaler)]
-    return [] if declared_sites(net) is not None else _attach_hooks(net, sites, scaler, before=False)
+def _attach_after_norm(net: nn.Module, site: Site, index: int, actor: Any) -> list[Handle]:
+    if site.norm is None:
+        raise UnsupportedNetworkError(
+            f'placement="after_norm" requires a norm after the join of long skip {index}, but {site.path} has none; '
+            'use placement="join"'
+        )
+    part = Part(index, None, site.channels, site.dim)
+    handles: list[Handle] = [net.get_submodule(site.norm).register_forward_hook(NormHook(actor, part))]
+    if site.shortcut is not None:
+        hook = ArgumentHook(actor, Argument(None, 0), (part,))
+        handles.append(net.get_submodule(site.shortcut).register_forward_pre_hook(hook, with_kwargs=True))
+    return handles
 
 
 def attach_branches(net: nn.Module, branches: list[list[str]], scaler: SkipScaling) -> None:
@@ -271,30 +289,3 @@ def detach(net: nn.Module, actor: Actor) -> None:
                 del hooks[key]
                 for companion in companions:
                     companion.pop(key, None)
-
-
-def _attach_hooks(net: nn.Module, sites: list[Site], actor: Actor, before: bool) -> list[Handle]:
-    calls: dict[tuple[str, int | str], list[Part]] = {}  # one hook for all skips in one argument
-    for index, site in enumerate(sites, start=1):
-        part = Part(index, site.item, site.channels if site.trailing else None, site.dim)
-        calls.setdefault((site.called, site.argument), []).append(part)
-    handles: list[Handle] = []
-    for (path, argument), parts in calls.items():
-        module = net.get_submodule(path)
-        hook = ArgumentHook(actor, Argument.of(module, argument), tuple(parts))
-        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=before))
-    return handles
-
-
-def _attach_after_norm(net: nn.Module, site: Site, index: int, scaler: SkipScaling) -> list[Handle]:
-    if site.norm is None:
-        raise UnsupportedNetworkError(
-            f'placement="after_norm" requires a norm after the join of long skip {index}, but {site.path} has none; '
-            'use placement="join"'
-        )
-    part = Part(index, None, site.channels, site.dim)
-    handles: list[Handle] = [net.get_submodule(site.norm).register_forward_hook(NormHook(scaler, part))]
-    if site.shortcut is not None:
-        hook = ArgumentHook(scaler, Argument(None, 0), (part,))
-        handles.append(net.get_submodule(site.shortcut).register_forward_pre_hook(hook, with_kwargs=True))
-    return handles
