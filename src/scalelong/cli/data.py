@@ -45,16 +45,16 @@ def list_command(json: Json = False) -> None:
     if json:
         echo_json({"datasets": rows, "others": others})
         return
-    cells = [
-        (
-            row["name"],
-            "\n".join(f"{count:,} {split}" for split, count in row["images"].items()),
-            f"{row['image_size']}×{row['image_size']}×{row['channels']}",
-            ", ".join(filter(None, (str(row["classes"] or ""), "captions" if row["captions"] else ""))) or "-",
-            "\n".join(_split_and_size(entry, row["image_size"]) for entry in row["prepared"]) or "no",
-        )
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        counts = "\n".join(f"{count:,} {split}" for split, count in row["images"].items())
+        labels = ", ".join(filter(None, (str(row["classes"] or ""), "captions" if row["captions"] else "")))
+        ready = [
+            entry["split"] + ("" if entry["shape"][1] == row["image_size"] else f" at {entry['shape'][1]}")
+            for entry in row["prepared"]
+        ]
+        size = f"{row['image_size']}×{row['image_size']}×{row['channels']}"
+        cells.append((row["name"], counts, size, labels or "-", "\n".join(ready) or "no"))
     print_table("Datasets", ("name", "images", "size", "classes", "prepared"), cells, left=5)
     sources = [(row["name"], " → ".join(row["sources"])) for row in rows]
     print_table("Sources, in the order they are tried", ("name", "sources"), sources, left=2)
@@ -125,7 +125,10 @@ def info(
 
     Example: scalelong data info cifar10 --verify --grid cifar10.png
     """
+    import numpy as np
+
     from scalelong.data import CATALOG, ImageData, prepared
+    from scalelong.data.images import save_grid
     from scalelong.data.prepare import resolve
     from scalelong.errors import DataError
     from scalelong.files import check_target
@@ -140,7 +143,8 @@ def info(
     for data in splits if verify else ():
         data.verify()
     if grid is not None:
-        _write_grid(splits[0], grid)
+        rows = np.linspace(0, len(splits[0]) - 1, min(144, len(splits[0]))).astype(int)
+        save_grid(np.stack([splits[0].images[row] for row in rows]), grid)
     if json:
         facts = [{**_brief(entry), "verified": verify, "skipped_files": entry["skipped"]} for entry in manifests]
         echo_json({"name": origin.name, "prepared": facts})
@@ -224,11 +228,6 @@ def _title(manifest: dict[str, Any]) -> str:
     return f"{manifest['name']} ({manifest['split']}): {count:,} images, {width}×{height}×{channels}"
 
 
-def _split_and_size(entry: dict[str, Any], usual: int) -> str:
-    size = entry["shape"][1]
-    return str(entry["split"]) if size == usual else f"{entry['split']} at {size}"
-
-
 def _print_prepared(manifest: dict[str, Any], listed: int = 20) -> None:
     classes = f", {len(manifest['class_names'])} classes" if manifest["class_names"] is not None else ""
     captions = ", captions" if "captions" in manifest["hashes"] else ""
@@ -244,12 +243,3 @@ def _print_prepared(manifest: dict[str, Any], listed: int = 20) -> None:
             typer.echo(f"    {name} {reason}")
         if len(skipped) > listed:
             typer.echo(f"    … and {len(skipped) - listed:,} more, listed in {manifest['folder']}/manifest.json")
-
-
-def _write_grid(data: Any, path: Path, count: int = 144) -> None:
-    import numpy as np
-
-    from scalelong.data.images import save_grid
-
-    rows = np.linspace(0, len(data) - 1, min(count, len(data))).astype(int)
-    save_grid(np.stack([data.images[row] for row in rows]), path)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scalelong.cli._shared import Figure, Json, check_figure, console, echo_json, print_table
+from scalelong.cli._shared import Figure, Json, check_figure, echo_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from scalelong.kappa import KappaEstimate
@@ -54,17 +54,12 @@ def kappa(
 
 
 def _print(estimate: KappaEstimate, data: str) -> None:
+    quantiles = {f"{level:.0%}": f"{value:.2f}" for level, value in estimate.quantiles.items()}
+    means = (f"{estimate.mean_ratio:.2f}", f"{estimate.ratio_of_means:.2f}", f"{estimate.share_below_5:.1%}")
     print_table(
         f"‖ε‖²/‖x_t‖² of {data}, {estimate.process}, {estimate.samples} samples",
-        ("mean", "of means", "< 5", *(f"{level:.0%}" for level in estimate.quantiles)),
-        [
-            (
-                f"{estimate.mean_ratio:.2f}",
-                f"{estimate.ratio_of_means:.2f}",
-                f"{estimate.share_below_5:.1%}",
-                *(f"{value:.2f}" for value in estimate.quantiles.values()),
-            )
-        ],
+        ("mean", "of means", "< 5", *quantiles),
+        [(*means, *quantiles.values())],
         left=0,
         caption="of means: E‖ε‖²/E‖x_t‖²; the last columns are quantiles",
     )
@@ -74,19 +69,17 @@ def _print(estimate: KappaEstimate, data: str) -> None:
         (estimate.high, f"high: Σκ² equals min(5, N) = {estimate.cap:g}"),
         *PAPER.items(),
     ]
-    print_table(
-        f"κ for {estimate.num_skips} long skips",
-        ("", "κ", "Σκ²", "κ_N"),
-        [
-            (text, f"{value:.2f}", f"{estimate.sum_at(value):.2f}", f"{value ** (estimate.num_skips - 1):.2g}")
-            for value, text in sorted(choices)
-        ],
+    rows = [
+        (text, f"{value:.2f}", f"{estimate.sum_at(value):.2f}", f"{value ** (estimate.num_skips - 1):.2g}")
+        for value, text in sorted(choices)
+    ]
+    print_table(f"κ for {estimate.num_skips} long skips", ("", "κ", "Σκ²", "κ_N"), rows)
+    lemma, own = f"{estimate.lemma_input_norm:.3f}", f"{estimate.data_input_norm:.3f}"
+    print_lines(
+        (
+            f"recommended {estimate.recommended:.2f}: {estimate.reason}",
+            f"E‖x_t‖²/m = {estimate.mean_input_norm:.3f}; Lemma 3.2 predicts {lemma} for uniform pixels and {own} with "
+            f"this dataset's E x_0² = {estimate.pixel_second_moment:.3f}",
+            *(f"{notice.level}: {notice.text}" for notice in estimate.notices),
+        )
     )
-    screen = console()
-    screen.print(f"recommended {estimate.recommended:.2f}: {estimate.reason}")
-    screen.print(
-        f"E‖x_t‖²/m = {estimate.mean_input_norm:.3f}; Lemma 3.2 predicts {estimate.lemma_input_norm:.3f} for uniform "
-        f"pixels and {estimate.data_input_norm:.3f} with this dataset's E x_0² = {estimate.pixel_second_moment:.3f}"
-    )
-    for notice in estimate.notices:
-        screen.print(f"[yellow]{notice.level}[/]: {notice.text}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scalelong._text import number
 from scalelong.cli._shared import Figure, Json, RunFolder, check_figure, echo_json, print_lines, print_table
 
 if TYPE_CHECKING:
@@ -86,21 +87,14 @@ def _print(result: Robustness) -> None:
 def _print_lipschitz(result: Robustness) -> None:
     rows = []
     for (low, high), one in zip(pairwise(result.edges), result.lipschitz, strict=True):
-        bound, m0, middle = (
-            None if one.log10_bound is None else _power(one.log10_bound),
-            None if one.m0 is None else f"{one.m0:.3g}",
-            None if one.middle is None else f"{one.middle:.3g}",
-        )
-        constant = f"{one.network:.3g}" + ("" if one.converged else "+")
+        bound = "–" if one.log10_bound is None else _power(one.log10_bound)
+        constant = number(one.network, 3) + ("" if one.converged else "+")
         exceeded = {None: "–", True: "yes", False: "no"}[one.exceeded]
-        rows.append((f"{(low + high) / 2:g}", constant, bound or "–", m0 or "–", middle or "–", exceeded))
-    print_table(
-        f"local Lipschitz constant ({result.points} inputs per bin) and Theorem 3.4",
-        ("t", "‖∂ε̂/∂x_t‖", "bound", "M₀", "L₀", "exceeded"),
-        rows,
-        left=0,
-        caption="+: power iteration did not converge, the true value is larger",
-    )
+        rows.append((f"{(low + high) / 2:g}", constant, bound, number(one.m0, 3), number(one.middle, 3), exceeded))
+    title = f"local Lipschitz constant ({result.points} inputs per bin) and Theorem 3.4"
+    columns = ("t", "‖∂ε̂/∂x_t‖", "bound", "M₀", "L₀", "exceeded")
+    caption = "+: power iteration did not converge, the true value is larger"
+    print_table(title, columns, rows, left=0, caption=caption)
 
 
 def _power(log10: float) -> str:

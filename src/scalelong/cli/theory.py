@@ -85,91 +85,63 @@ def _print_orders(report: TheoryReport) -> None:
 def _print_features(report: TheoryReport) -> None:
     """With a norm-preserving initialization the path sum is Σκ² + 1 itself."""
     shape = report.shape
-    print_table(
-        f"Theorem 3.1: ‖h_0‖²/‖x_t‖²; m = {shape.width}, N = {shape.skips}, l = {shape.depth}, {report.seeds} networks",
-        ("scaling", "Σκ² + 1", "norm-preserving", "Kaiming's paths", "kaiming"),
-        [
-            (
-                kaiming.scaling,
-                f"{preserving.statement:.2f}",
-                _measured(preserving.feature),
-                number(kaiming.feature.predicted, 3),
-                _measured(kaiming.feature),
-            )
-            for kaiming, preserving in _pairs(report)
-        ],
-        wrap=False,
-    )
+    network = f"m = {shape.width}, N = {shape.skips}, l = {shape.depth}, {report.seeds} networks"
+    rows = [
+        (k.scaling, f"{p.statement:.2f}", _measured(p.feature), number(k.feature.predicted, 3), _measured(k.feature))
+        for k, p in _pairs(report)
+    ]
+    columns = ("scaling", "Σκ² + 1", "norm-preserving", "Kaiming's paths", "kaiming")
+    print_table(f"Theorem 3.1: ‖h_0‖²/‖x_t‖²; {network}", columns, rows, wrap=False)
 
 
 def _print_gradients(report: TheoryReport) -> None:
     pairs = _pairs(report)
+    rows = [
+        (k.scaling, *(text for row in (p, k) for text in (number(row.gradient.predicted, 3), _measured(row.gradient))))
+        for k, p in pairs
+    ]
+    title = "Theorem 3.3: the largest ‖∇_W ℓ‖²/(ℓ‖x_t‖²) of any W"
     kaiming, preserving = pairs[-1]
-    print_table(
-        "Theorem 3.3: the largest ‖∇_W ℓ‖²/(ℓ‖x_t‖²) of any W",
-        ("scaling", "mean field", "norm-preserving", "mean field", "kaiming"),
-        [
-            (
-                kaiming.scaling,
-                number(preserving.gradient.predicted, 3),
-                _measured(preserving.gradient),
-                number(kaiming.gradient.predicted, 3),
-                _measured(kaiming.gradient),
-            )
-            for kaiming, preserving in pairs
-        ],
-        caption=f"mean field, then measured; W is {preserving.matrix} and {kaiming.matrix}",
-        wrap=False,
-    )
+    caption = f"mean field, then measured; W is {preserving.matrix} and {kaiming.matrix}"
+    columns = ("scaling", "mean field", "norm-preserving", "mean field", "kaiming")
+    print_table(title, columns, rows, caption=caption, wrap=False)
 
 
 def _print_sweep(report: TheoryReport, init: str) -> None:
-    rows = [row for row in report.sweeps if row.init == init]
-    print_table(
-        f"{init}: measured / predicted, R² of Theorem 3.1 and of the paths, spread",
-        ("m, N, l", "features", "R²", "paths", "gradients", "constant", "spread", "predicted"),
-        [
-            (
-                f"{row.shape.width}, {row.shape.skips}, {row.shape.depth}",
-                f"{row.feature_ratio:.2f}",
-                f"{row.r_squared:.3f}",
-                f"{row.r_squared_paths:.3f}",
-                f"{row.gradient_ratio:.2f}",
-                number(row.constant, 3),
-                f"{row.spread:.2f}",
-                f"{row.spread_predicted:.2f}",
-            )
-            for row in sorted(rows, key=lambda r: (r.shape.depth, r.shape.skips, r.shape.width))
-        ],
-        wrap=False,
-    )
+    sweeps = [row for row in report.sweeps if row.init == init]
+    rows = [
+        (
+            f"{row.shape.width}, {row.shape.skips}, {row.shape.depth}", f"{row.feature_ratio:.2f}",
+            f"{row.r_squared:.3f}", f"{row.r_squared_paths:.3f}", f"{row.gradient_ratio:.2f}", number(row.constant, 3),
+            f"{row.spread:.2f}", f"{row.spread_predicted:.2f}",
+        )
+        for row in sorted(sweeps, key=lambda row: (row.shape.depth, row.shape.skips, row.shape.width))
+    ]  # fmt: skip
+    title = f"{init}: measured / predicted, R² of Theorem 3.1 and of the paths, spread"
+    columns = ("m, N, l", "features", "R²", "paths", "gradients", "constant", "spread", "predicted")
+    print_table(title, columns, rows, wrap=False)
 
 
 def _print_robustness(report: TheoryReport, init: str) -> None:
-    rows = [row for row in report.robustness if row.init == init]
-    print_table(
-        f"{init}: ‖ΔUNet‖/‖δ‖ and Theorem 3.4's bounds ({rows[0].checked} networks)",
-        ("scaling", "random", "worst", "main term", "paper's", "certified", "M₀", "exceeded"),
-        [
-            (
-                row.scaling,
-                *(number(x, 3) for x in (row.perturbed, row.network, row.main_term, row.paper, row.certified)),
-                f"{row.m0:.2f}",
-                f"{row.paper_violations}, {row.certified_violations}",
-            )
-            for row in rows
-        ],
-        caption="random, worst: direction of δ; exceeded: violations of the paper's and of the certified bound",
-        wrap=False,
-    )
+    selected = [row for row in report.robustness if row.init == init]
+    rows = [
+        (
+            row.scaling,
+            *(number(x, 3) for x in (row.perturbed, row.network, row.main_term, row.paper, row.certified)),
+            f"{row.m0:.2f}", f"{row.paper_violations}, {row.certified_violations}",
+        )
+        for row in selected
+    ]  # fmt: skip
+    title = f"{init}: ‖ΔUNet‖/‖δ‖ and Theorem 3.4's bounds ({selected[0].checked} networks)"
+    columns = ("scaling", "random", "worst", "main term", "paper's", "certified", "M₀", "exceeded")
+    caption = "random, worst: direction of δ; exceeded: violations of the paper's and of the certified bound"
+    print_table(title, columns, rows, caption=caption, wrap=False)
 
 
 def _pairs(report: TheoryReport) -> list[tuple[PropagationRow, PropagationRow]]:
     """Return (Kaiming, norm-preserving) for each scaling."""
-    kaiming, preserving = (
-        [row for row in report.propagation if row.init == init] for init in ("kaiming", "norm-preserving")
-    )
-    return list(zip(kaiming, preserving, strict=True))
+    rows = {init: [row for row in report.propagation if row.init == init] for init in ("kaiming", "norm-preserving")}
+    return list(zip(*rows.values(), strict=True))
 
 
 def _measured(compared: Compared) -> str:

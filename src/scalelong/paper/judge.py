@@ -66,14 +66,10 @@ class Claim:
     def to_dict(self) -> dict[str, Any]:
         ends = [None if math.isinf(end) else end for end in (self.region.low, self.region.high)]
         return {
-            "claim": self.text,
-            "quantity": self.quantity,
-            "predicted": str(self.region),
-            "region": ends,
+            "claim": self.text, "quantity": self.quantity, "predicted": str(self.region), "region": ends,
             "measured": None if self.estimate is None else self.estimate.to_dict(),
-            "paper": self.paper,
-            "verdict": self.verdict,
-        }
+            "paper": self.paper, "verdict": self.verdict,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
