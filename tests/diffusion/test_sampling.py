@@ -232,6 +232,12 @@ def test_to_uint8_rounds_to_the_nearest_level():
     assert to_uint8(values).flatten().tolist() == [0, 0, 128, 255, 255]
 
 
+def test_evaluation_exports_the_same_to_uint8():
+    from scalelong import evaluation
+
+    assert evaluation.to_uint8 is to_uint8
+
+
 def test_to_uint8_moves_channels_last():
     samples = torch.linspace(-1, 1, 2 * 3 * 4 * 5).view(2, 3, 4, 5)
     assert to_uint8(samples).shape == (2, 4, 5, 3)

@@ -37,7 +37,7 @@ class Stack(nn.Module):
         self.matrices = nn.ModuleList(skip_init(nn.Linear, width, width, bias=False) for _ in range(depth))
 
     @property
-    def weights(self) -> list[nn.Parameter]:
+    def weights(self) -> list[Tensor]:
         """W_1 … W_l."""
         return [matrix.weight for matrix in self.matrices if isinstance(matrix, nn.Linear)]
 
