@@ -27,6 +27,10 @@ from scalelong.skips.sites import ROOT
 from scalelong.theory.bounds import log_or_minus_inf, log_robustness
 
 Linear = Callable[[Tensor], Tensor]
+NOT_SEPARABLE = (
+    "‖b_i∘a_i‖ needs long skips that are separate arguments of a module; "
+    "for other networks use scalelong.robustness.spectral_norm(lambda v: b(a(v)), x)"
+)
 
 # Every pass uses SDPBackend.MATH: the fused attention kernels have no second derivative.
 
@@ -194,14 +198,9 @@ def _keep_largest(kappas: dict[int, float]) -> Callable[..., None]:
     return hook
 
 
-def _separable(sites: list[Site]) -> list[Site]:
-    """Return the sites if every skip is an argument of its own, so that both of its sides are visible."""
-    if any(site.trailing or site.path == ROOT for site in sites):
-        raise UnsupportedNetworkError(
-            "‖b_i∘a_i‖ needs long skips that are separate arguments of a module; "
-            "for other networks use scalelong.robustness.spectral_norm(lambda v: b(a(v)), x)"
-        )
-    return sites
+def _separable(sites: list[Site]) -> bool:
+    """Whether every skip is an argument of its own, so that both sides of its join are visible."""
+    return not any(site.trailing or site.path == ROOT for site in sites)
 
 
 # -------------------------------------------------------------------------------------------- measurements
@@ -236,8 +235,11 @@ def block_norms(
     """
     if not example or not isinstance(example[0], Tensor) or not example[0].is_floating_point():
         raise invalid("the first argument of the example", "the noisy input x_t, a float tensor", example[:1])
+    known = find_sites(net, sites)
+    if not _separable(known):
+        raise UnsupportedNetworkError(NOT_SEPARABLE)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        run = _run(net, _separable(find_sites(net, sites)), example[0], example[1:], options)
+        run = _run(net, known, example[0], example[1:], options)
         return _block_norms(run, iterations, tolerance, seed)
 
 
@@ -246,7 +248,7 @@ def _block_norms(run: _Pass, iterations: int, tolerance: float, seed: int) -> Bl
     source, target = run.x, run.output
     for i, join in enumerate(run.joins, start=1):
         if join.skip is None or join.probe is None or join.backbone is None:
-            raise UnsupportedNetworkError(f"the example does not pass through long skip {i}")
+            raise UnsupportedNetworkError(f"the input does not pass through long skip {i}")
         chain = [Jacobian(join.skip, source), Jacobian(target, join.probe)]
         details.append(_norm(chain, iterations, tolerance, seed + i))
         source, target = join.skip, join.backbone
@@ -289,26 +291,31 @@ def local_lipschitz(
     net: nn.Module, x: Tensor, *args: Any, iterations: int = 50, tolerance: float = 5e-3, seed: int = 0, **kwargs: Any
 ) -> LocalLipschitz:
     """Measure ‖∂net/∂x_t‖₂ and Theorem 3.4's bound at `net(x, *args, **kwargs)`. `x` is x_t, (B, …); use eval mode."""
-    root, sites, n, note = unwrapped(net, allow_wrappers=True), list[Site](), 0, ""
+    root = unwrapped(net, allow_wrappers=True)
     try:
-        sites, _ = sites_of(root)
-        n = len(sites)
-        sites = _separable(sites)
-    except ScaleLongError as error:
-        sites, note = [], str(error) if n else "Theorem 3.4 does not apply: no long skips found"
+        known, _ = sites_of(root)
+    except ScaleLongError:
+        known = []
+    sites, n = known if _separable(known) else [], len(known)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         run = _run(root, sites, x, args, kwargs)
         network = _norm([Jacobian(run.output, run.x)], iterations, tolerance, seed)
-        result = LocalLipschitz(network.value, network.converged, _coefficients(root, n, run), note=note)
+        result = LocalLipschitz(network.value, network.converged, _coefficients(root, n, run))
         if not sites:
-            return result
-        innermost = run.joins[-1]
-        if innermost.skip is None or innermost.backbone is None or not result.coefficients:
-            return replace(result, note=f"the inputs do not pass through long skip {n}")
-        middle = _norm([Jacobian(innermost.backbone, innermost.skip)], iterations, tolerance, seed).value
-        blocks = _block_norms(run, iterations, tolerance, seed)
+            return replace(result, note=NOT_SEPARABLE if known else "no long skips found: Theorem 3.4 does not apply")
+        try:
+            blocks = _block_norms(run, iterations, tolerance, seed)
+        except UnsupportedNetworkError as error:
+            return replace(result, note=str(error))
+        skip, backbone = run.joins[-1].skip, run.joins[-1].backbone
+        assert isinstance(skip, Tensor)  # _block_norms has used both
+        assert isinstance(backbone, Tensor)
+        middle = _norm([Jacobian(backbone, skip)], iterations, tolerance, seed).value
+    result = replace(result, blocks=blocks.norms, middle=middle)
+    if not result.coefficients:
+        return replace(result, note="the coefficients κ_i of this scaling could not be recorded")
     log_bound = log_robustness(result.coefficients, log_or_minus_inf(blocks.m0), log_or_minus_inf(middle))
-    return replace(result, blocks=blocks.norms, middle=middle, log10_bound=log_bound / math.log(10))
+    return replace(result, log10_bound=log_bound / math.log(10))
 
 
 def _coefficients(root: nn.Module, n: int, run: _Pass) -> tuple[float, ...]:
