@@ -1,10 +1,10 @@
-"""How much the oscillation on the probe depends on how many images it has.
+"""Measure how the oscillation on the probe depends on its number of images.
 
     python benchmarks/studies/probe_size.py [--steps 400] [--sizes 4 8 16 32] [--json FILE]
 
-One digits run, watched at every step by a monitor a size. Over the windows of 50 steps that end after step 100: the
-median oscillation of ‖h_i‖, and how each window's compares with that of the largest probe (the standard deviation of
-the log ratio, and the correlation of the logarithms).
+One digits run with one monitor per size, recorded at every step. For the windows of 50 steps that end after step 100:
+the median oscillation of ‖h_i‖, and how each window compares with the largest probe (standard deviation of the log
+ratio, and correlation of the logarithms).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST = 100
 
 
 class Several:
-    """Some monitors in the place of one."""
+    """Several monitors in place of one."""
 
     def __init__(self, monitors: dict[int, StabilityMonitor]) -> None:
         self.monitors = monitors
@@ -39,7 +39,7 @@ class Several:
             stack.enter_context(monitor.step(step))
         return stack
 
-    def note(self, **seen: Any) -> None: ...
+    def note(self, **values: Any) -> None: ...
 
 
 def measure(steps: int, sizes: list[int]) -> dict[str, dict[str, dict[int, float]]]:
