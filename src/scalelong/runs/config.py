@@ -282,43 +282,35 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 def convert(value: Any, kind: Any, key: str) -> Any:
     """Convert text or a JSON value to the declared type. Errors name the key and the expected type."""
-    expected, error = kind, invalid(key, _description(kind), value)
-    if typing.get_origin(expected) in (Union, types.UnionType):
-        options = typing.get_args(expected)
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "")):
-            if type(None) in options:
-                return None
-            raise error
-        expected = next(option for option in options if option is not type(None))
-    if typing.get_origin(expected) is tuple:
+    try:
+        return _converted(value, kind)
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise invalid(key, _description(kind), value) from None
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):  # kind | None
+        empty = value is None or (isinstance(value, str) and value.lower() in ("none", "null", ""))
+        return None if empty else _converted(value, inner[0])
+    if origin is tuple:
         if isinstance(value, str):
             value = [part for part in value.strip("()[] ").split(",") if part.strip()]
-        inner = typing.get_args(expected)
         if not isinstance(value, (list, tuple)) or (inner[-1] is not Ellipsis and len(value) != len(inner)):
-            raise error
-        return tuple(convert(part, inner[0], key) for part in value)
-    if typing.get_origin(expected) is dict:
-        value = _json_or_text(value)
-        if isinstance(value, dict):
-            return value
-    elif expected is bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in _WORDS:
-            return _WORDS[value.lower()]
-    elif expected is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if isinstance(value, str):
-            with suppress(ValueError):
-                return int(value)
-    elif expected is float and not isinstance(value, bool):
-        with suppress(TypeError, ValueError, OverflowError):
-            if math.isfinite(number := float(value)):
-                return number
-    elif expected is str and isinstance(value, str):
-        return value
-    raise error
+            raise TypeError
+        return tuple(_converted(part, inner[0]) for part in value)
+    if kind is float and not isinstance(value, bool):
+        if not math.isfinite(number := float(value)):
+            raise ValueError
+        return number
+    if kind is int and isinstance(value, str):
+        return int(value)
+    if kind is bool and isinstance(value, str):
+        return _WORDS[value.lower()]
+    value = _json_or_text(value) if origin is dict else value
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, origin or kind):
+        raise TypeError
+    return value
 
 
 def _json_or_text(value: Any) -> Any:

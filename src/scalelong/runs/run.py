@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -227,7 +227,8 @@ class Run:
                 "wait for it, or use another --out"
             ) from None
         try:
-            path.write_text(f"process {os.getpid()}", encoding="ascii")
+            with suppress(OSError):  # Windows does not let us write to a locked file; the message then has no owner
+                path.write_text(f"process {os.getpid()}", encoding="ascii")
             self._recover_model()
             sweep(self.folder, CONFIG, self.stability_path.name, ".model-new")
             sweep(self.checkpoints_path, "step-*")

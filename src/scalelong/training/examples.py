@@ -94,18 +94,16 @@ class Examples:
 
     def batch(self, step: int, first: int, count: int) -> Batch:
         """Return positions first … first + count − 1 of the batch of step `step` (from 1), on any process."""
-        seed, size = self.config.seed, self.config.train.batch_size
-        indices = self._order((step - 1) * size + first, count)
-        flip = None
-        if self.config.data.flip:
-            flip = counter.uniform(seed, Stream.FLIP, step, first, count) < 0.5
-        t = self.process.times(counter.uniform(seed, Stream.TIME, step, first, count))
-        drop = None
-        if self.config.diffusion.drop > 0 and (self.num_classes or self.tokens is not None):
-            drop = counter.uniform(seed, Stream.DROP, step, first, count) < self.config.diffusion.drop
+        seed, drop = self.config.seed, self.config.diffusion.drop
+        uniform = lambda stream: counter.uniform(seed, stream, step, first, count)  # noqa: E731
+        indices = self._order((step - 1) * self.config.train.batch_size + first, count)
+        flip = uniform(Stream.FLIP) < 0.5 if self.config.data.flip else None
         x_0 = self._images(indices, flip, (seed, Stream.LATENT, step, first))
+        conditional = self.num_classes or self.tokens is not None
+        dropped = uniform(Stream.DROP) < drop if conditional and drop > 0 else None
         pick = counter.integers(seed, Stream.CAPTION, step, first, count, 2**31) if self.tokens is not None else None
-        return self._batch(indices, x_0, t, (seed, Stream.NOISE, step, first), pick, drop)
+        times = self.process.times(uniform(Stream.TIME))
+        return self._batch(indices, x_0, times, (seed, Stream.NOISE, step, first), pick, dropped)
 
     def probe(self, n: int) -> Batch:
         """Return a fixed batch: the first images of the split, evenly spread times in a fixed order, fixed noise."""
