@@ -201,7 +201,7 @@ def accepted_settings():
 
 
 def test_some_settings_that_pass_do_train_or_are_refused(tmp_path, imported):
-    for k, (key, word) in enumerate(random.Random(0).sample(list(accepted_settings()), 2)):
+    for k, (key, word) in enumerate(random.Random(0).sample(list(accepted_settings()), 1)):
         try_setting(key, word, tmp_path / str(k), tmp_path / "log")
 
 

@@ -120,7 +120,7 @@ def kill_many(tmp_path, whole, kills, seed):
 
 
 def test_a_few_kills_leave_no_trace(tmp_path, whole):
-    kill_many(tmp_path, whole, kills=4, seed=1)
+    kill_many(tmp_path, whole, kills=3, seed=1)
 
 
 @pytest.mark.slow
