@@ -97,7 +97,7 @@ def test_a_failed_run_is_named_and_the_exit_code_is_one(tmp_path):
         tmp_path, "--scalings", "none,cs", "--seeds", "1", "--steps", "2", "--distance", "none", "--jobs", "1"
     )
     assert ended.returncode == 1
-    assert "error: cs-0.7-seed0 failed with exit code 1; the end of its log:" in ended.stderr
+    assert "error: cs-0.7-seed0 failed with exit code 1" in ended.stderr
     result = json.loads((tmp_path / "comparison.json").read_text())
     assert not result["complete"]
     assert result["missing"] == ["cs-0.7-seed0 failed with exit code 1"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from scalelong.experiments.statistics import (
     Acceleration,
@@ -21,6 +23,7 @@ from scalelong.experiments.statistics import (
     statistics_note,
 )
 from scalelong.files import write_text
+from scalelong.monitor.snapshot import jumps, spread
 from scalelong.runs.logs import Series
 from scalelong.runs.run import Run
 
@@ -105,14 +108,13 @@ def measure_run(run: Run, variant: str, seed: int) -> RunMeasures:
 
 
 def late_oscillation(norms: Series) -> float | None:
-    """Standard deviation of the differences of log(norm) between successive entries, over the second half."""
+    """The oscillation of log(norm) between successive entries, over the second half."""
     if len(norms) < 4:
         return None
-    late = norms.steps >= (norms.steps[0] + norms.steps[-1]) / 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        jumps = np.diff(np.log(norms.values[late]))
-    jumps = jumps[np.isfinite(jumps)]  # a norm of 0 or NaN removes the two differences it is part of
-    return float(jumps.std()) if len(jumps) >= 2 else None
+    late = norms.values[norms.steps >= (norms.steps[0] + norms.steps[-1]) / 2].tolist()
+    differences = torch.tensor(jumps(late[1:], late[:-1]), dtype=torch.float64)
+    value = float(spread(differences[:, None]))
+    return value if math.isfinite(value) else None
 
 
 def _oscillations(run: Run) -> dict[str, float | None]:

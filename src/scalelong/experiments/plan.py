@@ -13,7 +13,6 @@ from scalelong.runs.config import Config, differences
 from scalelong.training.presets import choose
 
 SCALINGS = "none,uniform,cs,ls"
-TAKES_KAPPA = ("uniform", "cs", "cs-reverse")
 MAX_SEEDS = 1000
 
 
@@ -95,15 +94,13 @@ def scaling_variants(
     variants = []
     for word in filter(None, map(str.strip, scalings.split(","))):
         name, colon, number = word.partition(":")
-        own = kappa if name in ("cs", "cs-reverse") else None
-        if colon:
-            if name not in TAKES_KAPPA:
-                raise invalid("a scaling with :κ", f"one of {', '.join(TAKES_KAPPA)}", word)
-            try:
-                own = float(number)
-            except ValueError:
-                raise invalid(f"κ in scaling {word!r}", "a number", number) from None
+        try:
+            own = float(number) if colon else kappa if name in ("cs", "cs-reverse") else None
+        except ValueError:
+            raise invalid(f"κ in scaling {word!r}", "a number", number) from None
         config = choose(preset, scaling=name, kappa=own, steps=steps, settings=list(settings))
+        if colon and config.scaling.kappa_option is None:
+            raise invalid("a scaling with :κ", "uniform, cs or cs-reverse", word)
         variants.append(Variant(config.scaling.label, config))
     return check_variants(variants)
 

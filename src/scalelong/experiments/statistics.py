@@ -55,9 +55,7 @@ def t_quantile(probability: float, degrees: int) -> float:
     return float(require("scipy.special", "train", "confidence intervals").stdtrit(degrees, probability))
 
 
-def paired_ratio(
-    values: Mapping[int, float], baseline: Mapping[int, float], confidence: float = CONFIDENCE
-) -> Estimate | None:
+def paired_ratio(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
     """Geometric mean of value/baseline over the seeds in both, with the paired t interval of its logarithm.
 
     Losses, distances, oscillations and times are positive, so factors compare them. Returns None if no seed is in
@@ -66,9 +64,9 @@ def paired_ratio(
     seeds = sorted(values.keys() & baseline.keys())
     if not seeds or not all(0 < side[seed] < math.inf for seed in seeds for side in (values, baseline)):
         return None
-    logs = mean_interval([math.log(values[seed] / baseline[seed]) for seed in seeds], confidence)
+    logs = mean_interval([math.log(values[seed] / baseline[seed]) for seed in seeds])
     low, high = (None if end is None else math.exp(min(end, 700.0)) for end in (logs.low, logs.high))
-    return Estimate(math.exp(logs.mean), low, high, logs.n, confidence)
+    return Estimate(math.exp(logs.mean), low, high, logs.n)
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,7 @@ class Acceleration:
         return f"{mean:.2f}×" if low is None else f"{mean:.2f}× [{low:.2f}, {high:.2f}]"
 
 
-def acceleration(
-    curves: Mapping[int, Series], baseline: Mapping[int, Series], confidence: float = CONFIDENCE
-) -> Acceleration | None:
+def acceleration(curves: Mapping[int, Series], baseline: Mapping[int, Series]) -> Acceleration | None:
     """Compare curves seed by seed. Both sides are timed the same way, so equal curves give exactly 1.
 
     A noisy curve touches its final value before its end. To count the baseline's full length against a variant's first
@@ -126,7 +122,7 @@ def acceleration(
     if not steps:
         return None
     reached = {seed: step for seed, step in steps.items() if step is not None}
-    factor = None if bounds else paired_ratio(reference, reached, confidence)  # inverted: fewer steps, larger factor
+    factor = None if bounds else paired_ratio(reference, reached)  # inverted: fewer steps, larger factor
     return Acceleration(steps, reference, factor, max(bounds) if bounds else None)
 
 
@@ -166,7 +162,7 @@ def change(ratio: Estimate) -> str:
     return f"{mean} [{', '.join(texts)}]" if texts else mean
 
 
-def statistics_note(seeds: int, confidence: float = CONFIDENCE) -> str:
+def statistics_note(seeds: int) -> str:
     """How the numbers of a comparison are computed, to print beside them."""
     if seeds < 2:
         return (
@@ -174,8 +170,8 @@ def statistics_note(seeds: int, confidence: float = CONFIDENCE) -> str:
             "Runs of the same seed share data order, noise and initial weights; --seeds 3 gives intervals."
         )
     return (
-        f"mean ± half the width of the {confidence * 100:g} % Student t interval over {seeds} seeds. Differences are "
+        f"mean ± half the width of the {CONFIDENCE * 100:g} % Student t interval over {seeds} seeds. Differences are "
         "paired by seed (same data order, noise and initial weights): the geometric mean of the ratios to the "
-        f"baseline's run of the same seed, with the {confidence * 100:g} % paired t interval of their logarithms. "
+        f"baseline's run of the same seed, with the {CONFIDENCE * 100:g} % paired t interval of their logarithms. "
         "Intervals are not corrected for the number of comparisons."
     )
