@@ -1,29 +1,31 @@
-"""Packages that import their public names on first use (PEP 562)."""
+"""Packages that import their public names on first use (PEP 562).
+
+The names and their modules are listed once, as imports in the package's `__init__.pyi`, which type checkers read too.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def lazy(
-    package: str, homes: dict[str, tuple[str, ...]], rooms: tuple[str, ...] = ()
-) -> tuple[Callable[[str], Any], list[str]]:
-    """Return `__getattr__` and `__all__` for a package. `homes` maps modules to their public names.
-
-    `rooms` are subpackages available as attributes without importing them first.
-    """
-    home_of = {name: home for home, names in homes.items() for name in names}
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package: `attach(__name__, __file__)`."""
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    module_of = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
-        if name in rooms:
-            return importlib.import_module(f"{package}.{name}")
-        if name not in home_of:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(home_of[name]), name)
+        if module_of[name] == package:  # a subpackage
+            return importlib.import_module(f"{package}.{name}")
+        value = getattr(importlib.import_module(module_of[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, sorted(home_of)
+    return get, lambda: sorted({*vars(sys.modules[package]), *module_of}), sorted(module_of)

@@ -1,12 +1,5 @@
 """Report runs: one self-contained HTML page, and the figures of the commands."""
 
-from __future__ import annotations
+from scalelong.lazy import attach
 
-from typing import TYPE_CHECKING
-
-from scalelong.lazy import lazy
-
-__getattr__, __all__ = lazy(__name__, {"scalelong.report.page": ("write_report",)})
-
-if TYPE_CHECKING:
-    from scalelong.report.page import write_report as write_report
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

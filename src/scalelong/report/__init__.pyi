@@ -1,0 +1,1 @@
+from scalelong.report.page import write_report as write_report
