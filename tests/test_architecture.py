@@ -48,7 +48,7 @@ def test_strategies_are_not_chosen_by_the_class_of_a_scaling():
     checks = [
         f"{path.relative_to(SOURCE)}:{number}"
         for path in SOURCE.rglob("*.py")
-        if path.parent.name != "scaling"
+        if path.parent.name != "scaling" and path.name != "official.py"  # which translates LS weights
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if re.search(rf"isinstance\([^)]*\b({kinds})Scaling", line)
     ]
