@@ -109,8 +109,8 @@ class Ours:
         self.extraction = Extraction()
 
     def __call__(self, files: list[Path]) -> None:
-        batch = next(self.batches)
-        self.extraction.add(batch, self.extractor(batch.images))
+        images, indices = next(self.batches)
+        self.extraction.add(images, indices, self.extractor(images))
 
     def moments(self) -> Moments:
         return self.extraction.accumulator.result().moments

@@ -15,7 +15,6 @@ from scalelong.errors import EvaluationError
 from scalelong.evaluation import FeatureExtractor, InceptionExtractor
 from scalelong.evaluation import extractors as extractors_module
 from scalelong.evaluation import inception as inception_module
-from scalelong.evaluation.extractors import rgb
 from scalelong.evaluation.inception import INCEPTION, resize_tf1
 from scalelong.evaluation.weights import load_weights
 from scalelong.files import sha256, tensors_sha256
@@ -159,8 +158,6 @@ def test_grey_is_three_equal_channels(inception):
     grey = images(1, 16, 1)
     with torch.inference_mode():
         assert torch.equal(inception(grey), inception(grey.repeat(1, 1, 1, 3)))
-    with pytest.raises(EvaluationError, match="got 4"):
-        rgb(torch.zeros(1, 8, 8, 4, dtype=torch.uint8))
 
 
 def test_a_file_with_other_batch_norm_scales_or_missing_tensors_is_refused(peer, tmp_path):

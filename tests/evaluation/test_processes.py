@@ -20,9 +20,9 @@ def test_shares_of_all_processes_are_the_whole_set(monkeypatch, world):
     array, seen = pictures(51), []
     for rank in range(world):
         monkeypatch.setattr(images_module, "rank_and_world", lambda rank=rank: (rank, world))
-        seen.append([k for batch in ArrayImages(array).batches(8, 3, 51) for k in batch.indices.tolist()])
+        seen.append([k for _, indices in ArrayImages(array).batches(8, 3, 51) for k in indices.tolist()])
         own = shares(array, world, rank)
-        stream = [k for batch in StreamImages(iter([own])).batches(8, 0, 51) for k in batch.indices.tolist()]
+        stream = [k for _, indices in StreamImages(iter([own])).batches(8, 0, 51) for k in indices.tolist()]
         assert stream == list(range(rank, 51, world))
     assert all(seen)
     assert sorted(index for indices in seen for index in indices) == list(range(3, 51))
@@ -54,7 +54,7 @@ def evaluate_there(rank, world, port, folder):
         mixed = iter([array[:4], pictures(4, size=9)]) if rank else iter([array[:4]])
         with pytest.raises(EvaluationError) as caught:
             evaluate_images(mixed, other, network())
-        seen = [index for batch in ArrayImages(array).batches(8, 0, 51) for index in batch.indices.tolist()]
+        seen = [index for _, indices in ArrayImages(array).batches(8, 0, 51) for index in indices.tolist()]
         figures = {name: result.to_dict() for name, result in results.items()}
         torch.save({"results": figures, "seen": seen, "error": str(caught.value)}, folder / f"{rank}.pt")
     finally:

@@ -70,11 +70,6 @@ def test_a_result_can_be_continued():
     assert torch.equal(again.kept, whole.kept)
 
 
-def test_without_kept_features_memory_is_the_sums_alone():
-    result = accumulate(torch.randn(50, 4), 10, keep=0).result()
-    assert result.kept is None
-
-
 def test_bad_features_are_named():
     accumulator = FeatureAccumulator()
     accumulator.update(torch.zeros(4, 3))

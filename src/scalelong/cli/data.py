@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -200,7 +201,7 @@ def stats(
         write_reference(out, reference)
     card = reference.card
     if json:
-        echo_json(card.to_dict())
+        echo_json(asdict(card))
         return
     assert card.image is not None
     size = "×".join(str(length) for length in card.image)

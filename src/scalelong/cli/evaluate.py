@@ -196,8 +196,8 @@ def _compare(paths: list[Path], vary: list[str], json: bool) -> None:
             {
                 "comparable": comparison.comparable,
                 "ranking": [{"name": name, "fid": one.fid, "frechet": one.frechet} for name, one in ranked],
-                "differences": {difference.field: difference.values for difference in comparison.differences},
-                "remarks": {difference.field: difference.values for difference in comparison.remarks},
+                "differences": comparison.differences,
+                "remarks": comparison.remarks,
                 "overlapping": [list(pair) for pair in comparison.overlapping],
             }
         )

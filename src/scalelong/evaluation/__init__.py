@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from scalelong.diffusion.sampling import to_uint8
 from scalelong.evaluation.card import Card, Generation, ReferenceCard
-from scalelong.evaluation.compare import Comparison, Difference, compare
-from scalelong.evaluation.evaluate import Evaluation, as_reference, evaluate_images
+from scalelong.evaluation.evaluate import Comparison, Evaluation, as_reference, compare, evaluate_images
 from scalelong.evaluation.extractors import FeatureExtractor, InceptionExtractor, ModuleExtractor, build_extractor
 from scalelong.evaluation.metrics import (
     METRICS,
@@ -27,7 +26,7 @@ from scalelong.evaluation.reference import (
 from scalelong.evaluation.statistics import FeatureAccumulator, FeatureSet, Moments
 
 __all__ = [
-    "METRICS", "Card", "Comparison", "Difference", "Evaluation", "FeatureAccumulator", "FeatureExtractor", "FeatureSet",
+    "METRICS", "Card", "Comparison", "Evaluation", "FeatureAccumulator", "FeatureExtractor", "FeatureSet",
     "FrechetDistance", "Generation", "InceptionExtractor", "Interval", "KernelDistance", "Metric", "MetricValue",
     "ModuleExtractor", "Moments", "Reference", "ReferenceCard", "as_reference", "build_extractor", "compare",
     "dataset_reference", "evaluate_images", "frechet_distance", "images_reference", "kernel_distance",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import types
 import typing
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -45,9 +45,6 @@ class ReferenceCard:
     created: str
     versions: dict[str, str]
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @property
     def title(self) -> str:
         return f"{self.name} ({self.split})" if self.split else self.name
@@ -73,9 +70,6 @@ class Card:
     created: str
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def versions() -> dict[str, str]:

@@ -1,26 +1,40 @@
-"""Images against a reference: metrics by name with intervals, and the card that makes them comparable."""
+"""Evaluations: images against a reference, evaluation.json, and the ranking of evaluations whose cards allow it."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from scalelong.errors import EvaluationError, EvaluationWarning, InvalidValueError, suggestion
+from scalelong.data import CATALOG
+from scalelong.errors import EvaluationError, EvaluationWarning, InvalidValueError, suggestion, unknown
 from scalelong.evaluation.card import Card, Generation, from_json, now, versions
-from scalelong.evaluation.extractors import FeatureExtractor, build_extractor
+from scalelong.evaluation.extractors import Extractor, FeatureExtractor, build_extractor
 from scalelong.evaluation.images import rank_and_world
 from scalelong.evaluation.metrics import METRICS, MetricValue, select_metrics
 from scalelong.evaluation.reference import BATCH, Reference, dataset_reference, images_reference, read_reference
 from scalelong.files import write_text
 
 FORMAT = 1  # of evaluation.json
-Extractor = str | nn.Module | FeatureExtractor
+Differences = dict[str, dict[str, str]]  # field of the cards → name of the evaluation → value
+
+# Fields of a card by name. These must agree for values to be ranked.
+MEASURE = {
+    "metric": "metric", "n": "n", "reference": "reference.content", "n of the reference": "reference.n",
+    "image size": "image", "extractor": "extractor", "weights": "weights", "resize": "resize",
+}  # fmt: skip
+# These too, unless the comparison is about them.
+GENERATION = {name: f"generation.{name}" for name in ("sampler", "evaluations", "guidance", "ema")}
+# These are reported and left to the reader.
+REPORTED = {
+    "step": "generation.step", "effective batch": "generation.effective_batch", "versions": "versions",
+    "sample seed": "generation.sample_seed", "train seed": "generation.train_seed",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,31 +63,14 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of evaluation.json: `metrics` and `card`, and the most used values at the top level."""
-        metrics = {name: value.to_dict() for name, value in self.values.items()}
+        stored = ("value", "interval", "details")  # the card has the rest
+        metrics = {name: {key: asdict(value)[key] for key in stored} for name, value in self.values.items()}
         frechet, kid = metrics.get("fid") or metrics.get("frechet") or {}, metrics.get("kid", {})
         return {
-            "format": FORMAT,
-            "fid": self.fid,
-            "frechet": self.frechet,
-            "frechet_interval": frechet.get("interval"),
-            "kid": self.kid,
-            "kid_spread": kid.get("details", {}).get("spread"),
-            "kid_interval": kid.get("interval"),
-            "metrics": metrics,
-            "card": self.card.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Evaluation:
-        """Read the content of an evaluation.json, also of versions without `metrics`."""
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise EvaluationError(f"expected an evaluation in format {FORMAT}")
-        card = from_json(Card, data.get("card"), "card")
-        metrics = data["metrics"] if "metrics" in data else _old_metrics(data)
-        values = from_json(dict[str, MetricValue], metrics, "metrics")
-        if not values:
-            raise EvaluationError("expected at least one metric, got none")
-        return cls(values, card)
+            "format": FORMAT, "fid": self.fid, "frechet": self.frechet, "frechet_interval": frechet.get("interval"),
+            "kid": self.kid, "kid_spread": kid.get("details", {}).get("spread"), "kid_interval": kid.get("interval"),
+            "metrics": metrics, "card": asdict(self.card),
+        }  # fmt: skip
 
     def save(self, path: Path | str) -> None:
         """Write evaluation.json atomically."""
@@ -81,13 +78,34 @@ class Evaluation:
 
     @classmethod
     def load(cls, path: Path | str) -> Evaluation:
-        """Read an evaluation.json."""
+        """Read an evaluation.json, also of versions without `metrics`."""
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if not isinstance(data, dict) or data.get("format") != FORMAT:
+                raise EvaluationError(f"expected format {FORMAT}")
+            card = from_json(Card, data.get("card"), "card")
+            metrics = data["metrics"] if "metrics" in data else _old_metrics(data)
+            values = from_json(dict[str, MetricValue], metrics, "metrics")
+            if not values:
+                raise EvaluationError("expected at least one metric, got none")
+            return cls(values, card)
         except FileNotFoundError:
             raise EvaluationError(f"{path} does not exist; `scalelong evaluate RUN` writes it") from None
         except (OSError, ValueError, RecursionError) as error:
             raise EvaluationError(f"cannot read {path} as an evaluation: {error}") from None
+
+
+def _old_metrics(data: dict[str, Any]) -> dict[str, Any]:
+    """Build `metrics` from an evaluation.json that has top-level values only."""
+    card = data["card"]
+    frechet = {"value": data.get("frechet"), "interval": data.get("frechet_interval")}
+    metrics = {"fid" if card["metric"] == "FID" else "frechet": frechet}
+    if data.get("kid") is not None:
+        details = {key: card.get(f"kid_{key}") for key in ("n", "subsets", "subset_size")}
+        details["spread"] = data.get("kid_spread")
+        known = {key: value for key, value in details.items() if value is not None}
+        metrics["kid"] = {"value": data["kid"], "interval": data.get("kid_interval"), "details": known}
+    return metrics
 
 
 def evaluate_images(
@@ -106,10 +124,8 @@ def evaluate_images(
     """Compute metrics of images against a reference, in one pass over the images.
 
     Args:
-        images: a folder, an array uint8 (n, h, w, c), an `ImageData`, an iterable of uint8 batches (b, h, w, c), a
-            `Reference`, or a dataset such as `cifar10:test`. With several processes, an iterable holds the share of
-            its process; everything else is shared out here, and every process gets the result.
-        reference: see `as_reference`.
+        images, reference: see `as_reference`. With several processes, an iterable holds the share of its process;
+            everything else is shared out here, and every process gets the result.
         extractor: `inception` (FID), `pixels`, a network or a `FeatureExtractor`.
         metrics: names from `METRICS`; default: all that the extractor and the reference allow.
         n: number of images; default: all.
@@ -121,75 +137,66 @@ def evaluate_images(
         result.values["fid"].value, result.values["fid"].interval
     """
     network = build_extractor(extractor)
-    target = as_reference(reference, network, batch_size=batch_size)
-    _check_made_by(target, network)
-    measured = _measure(images, network, n, batch_size, name, seed)
+    target = as_reference(reference, network, batch_size)
+    measured = as_reference(images, network, batch_size, n, name, seed)
     card = measured.card
     if card.n is None or card.image is None:
         raise EvaluationError(f"{card.name} does not record its number of images; use it as a reference only")
     names = select_metrics(metrics, network, measured.features, target.features)
     values = {name: METRICS[name].compute(measured.features, target.features, interval, seed) for name in names}
     rank, world = rank_and_world()
+    notes = [note for value in values.values() for note in value.notes]
     warned = [note for value in values.values() for note in value.warnings]
     for note in warned if rank == 0 else ():
         warnings.warn(note, EvaluationWarning, stacklevel=2)
-    notes = [note for value in values.values() for note in value.notes]
-    return Evaluation(
-        values,
-        Card(
-            metric=METRICS[names[0]].label.format(extractor=network.name),
-            n=card.n,
-            images=name or card.title,
-            content=card.content,
-            image=card.image,
-            reference=target.card,
-            extractor=network.name,
-            weights=network.weights,
-            width=measured.features.moments.width,
-            resize=network.resize,
-            generation=generation or Generation(),
-            processes=world,
-            seconds=card.seconds,
-            created=now(),
-            versions=versions(),
-            notes=(*notes, *warned, *_notes(measured, target, network)),
-        ),
-    )
+    label = METRICS[names[0]].label.format(extractor=network.name)
+    return Evaluation(values, Card(
+        metric=label, n=card.n, images=name or card.title, content=card.content, image=card.image,
+        reference=target.card, extractor=network.name, weights=network.weights,
+        width=measured.features.moments.width, resize=network.resize, generation=generation or Generation(),
+        processes=world, seconds=card.seconds, created=now(), versions=versions(),
+        notes=(*notes, *warned, *_notes(measured, target, network)),
+    ))  # fmt: skip
 
 
-def as_reference(reference: Any, extractor: FeatureExtractor, batch_size: int = BATCH) -> Reference:
-    """Return the statistics of whatever names a reference.
+def as_reference(
+    source: Any,
+    extractor: FeatureExtractor,
+    batch_size: int = BATCH,
+    n: int | None = None,
+    name: str | None = None,
+    seed: int = 0,
+) -> Reference:
+    """Return the feature statistics of the first n images (default: all) of whatever holds or names images.
 
     A dataset, optionally with its split (default: train) and a number of images (`cifar10`, `cifar10:test`,
-    `cifar10:train:10000`), a folder of images, a file of statistics (.safetensors, or pytorch-fid's .npz), an
-    `ImageData`, an array or an iterable of batches.
+    `cifar10:train:10000`), a folder of images, a file of statistics (.safetensors, or pytorch-fid's .npz), a
+    `Reference`, an `ImageData`, a uint8 array (n, h, w, c) or an iterable of such batches.
     """
-    if isinstance(reference, Reference):
-        return reference
-    named = dataset_name(reference)
-    if named is not None:
-        name, split, n = named
-        return dataset_reference(name, split, extractor, n, batch_size)
-    if not isinstance(reference, (str, Path)):
-        return images_reference(reference, extractor, batch_size=batch_size)
-    path = Path(reference).expanduser()
-    if path.suffix in (".safetensors", ".npz") and path.is_file():
-        return read_reference(path)
-    if not path.exists():
-        from scalelong.data import CATALOG
-
-        close = suggestion(str(reference).partition(":")[0], CATALOG)
-        raise InvalidValueError(
-            f"reference must be a folder, a file of statistics or a dataset ({', '.join(CATALOG)}), "
-            f"got {str(reference)!r}{close}"
-        )
-    return images_reference(path, extractor, batch_size=batch_size)
+    path = Path(source).expanduser() if isinstance(source, (str, Path)) else None
+    if (dataset := dataset_name(source)) is not None:
+        title, split, first = dataset
+        return dataset_reference(title, split, extractor, first if n is None else n, batch_size)
+    if path is not None and not path.exists():
+        expected = f"a folder, a file of statistics or a dataset ({', '.join(CATALOG)})"
+        close = suggestion(str(source).partition(":")[0], CATALOG)
+        raise InvalidValueError(f"expected {expected}, got {str(source)!r}{close}")
+    if path is not None and path.suffix in (".safetensors", ".npz") and path.is_file():
+        source = read_reference(path)
+    if not isinstance(source, Reference):
+        return images_reference(path or source, extractor, n, batch_size, name, seed)
+    card = source.card
+    if n is not None and card.n is not None and n != card.n:
+        raise EvaluationError(f"expected {n:,} images, but the statistics of {card.name} are of {card.n:,}")
+    made_by = {"extractor": extractor.name, "weights": extractor.weights, "resize": extractor.resize}
+    for field, expected in made_by.items() if card.weights is not None else ():  # a note reports an unknown origin
+        if (got := getattr(card, field)) != expected:
+            raise EvaluationError(f"the statistics of {card.name} have {field} {got}, expected {expected}")
+    return source
 
 
 def dataset_name(text: Any) -> tuple[str, str, int | None] | None:
     """Parse NAME[:SPLIT[:N]] where NAME is a known dataset; None for anything else."""
-    from scalelong.data import CATALOG
-
     if not isinstance(text, (str, Path)):
         return None
     name, split, n, *more = [*str(text).split(":"), "", "", ""]
@@ -198,32 +205,6 @@ def dataset_name(text: Any) -> tuple[str, str, int | None] | None:
     if any(more) or (n and not n.isdecimal()):
         raise InvalidValueError(f"a dataset must have the form NAME[:SPLIT[:N]], got {str(text)!r}")
     return name, split or "train", int(n) if n else None
-
-
-def _measure(
-    images: Any, extractor: FeatureExtractor, n: int | None, batch_size: int, name: str | None, seed: int
-) -> Reference:
-    """Return the statistics of the evaluated images."""
-    named = dataset_name(images)
-    if named is not None:
-        images = dataset_reference(named[0], named[1], extractor, named[2] if n is None else n, batch_size)
-    if not isinstance(images, Reference):
-        return images_reference(images, extractor, n, batch_size, name, seed)
-    _check_made_by(images, extractor)
-    if n is not None and images.card.n is not None and n != images.card.n:
-        raise EvaluationError(
-            f"expected {n:,} images, but the statistics of {images.card.name} are of {images.card.n:,}"
-        )
-    return images
-
-
-def _check_made_by(reference: Reference, extractor: FeatureExtractor) -> None:
-    """Raise if other features were used. Moments of unknown origin pass; a note says so."""
-    card = reference.card
-    for field in ("extractor", "weights", "resize") if card.weights is not None else ():
-        stored, expected = getattr(card, field), getattr(extractor, "name" if field == "extractor" else field)
-        if stored != expected:
-            raise EvaluationError(f"the statistics of {card.name} have {field} {stored}, expected {expected}")
 
 
 def _notes(measured: Reference, reference: Reference, extractor: FeatureExtractor) -> list[str]:
@@ -244,15 +225,81 @@ def _notes(measured: Reference, reference: Reference, extractor: FeatureExtracto
     return notes
 
 
-def _old_metrics(data: dict[str, Any]) -> dict[str, Any]:
-    """Build `metrics` from an evaluation.json that has top-level values only."""
-    card = data["card"]
-    frechet = {"value": data.get("frechet"), "interval": data.get("frechet_interval")}
-    metrics = {"fid" if card["metric"] == "FID" else "frechet": frechet}
-    if data.get("kid") is not None:
-        details = {key: card.get(f"kid_{key}") for key in ("n", "subsets", "subset_size")}
-        details = {
-            key: value for key, value in {**details, "spread": data.get("kid_spread")}.items() if value is not None
-        }
-        metrics["kid"] = {"value": data["kid"], "interval": data.get("kid_interval"), "details": details}
-    return metrics
+@dataclass(frozen=True)
+class Comparison:
+    """Evaluations from best to worst, or the differences that rule out a ranking."""
+
+    metric: str  # name of the metric that ranks
+    ranking: tuple[str, ...]  # names of evaluations, best first; empty if there are differences
+    differences: Differences  # in what must agree
+    remarks: Differences  # in what the reader may judge
+    overlapping: tuple[tuple[str, str], ...]  # neighbours in the ranking whose intervals overlap
+
+    @property
+    def comparable(self) -> bool:
+        return not self.differences
+
+    def require(self) -> None:
+        """Raise an error that names the differences, if there are any."""
+        listed = []
+        for field, values in self.differences.items():
+            listed.append(f"{field} ({', '.join(f'{value} in {name}' for name, value in values.items())})")
+        if listed:
+            varied = ",".join(field for field in self.differences if field in GENERATION)
+            hint = f". If the comparison is about that, pass --vary {varied}" if varied else ""
+            raise EvaluationError(f"cannot rank evaluations whose cards differ in {'; '.join(listed)}{hint}")
+
+
+def compare(evaluations: Mapping[str, Evaluation], vary: Collection[str] = (), metric: str | None = None) -> Comparison:
+    """Rank evaluations by a metric, unless their cards differ in what it depends on.
+
+    Metric, N, reference, extractor, weights, resize and image size must agree. So must sampler, evaluations per
+    sample, guidance and EMA, except those named in `vary`. `metric` defaults to the first one of the evaluations.
+    """
+    if len(evaluations) < 2:
+        raise EvaluationError(f"a comparison needs at least 2 evaluations, got {len(evaluations)}")
+    for name in vary:
+        if name not in GENERATION:
+            raise unknown("field to vary", name, GENERATION)
+    values = {name: evaluation.values for name, evaluation in evaluations.items()}
+    metric = metric or next(iter(next(iter(values.values()))))
+    cards = {name: evaluation.card for name, evaluation in evaluations.items()}
+    fixed = {name: path for name, path in GENERATION.items() if name not in vary}
+    differences = _differences(cards, {**MEASURE, **fixed})
+    remarks = _differences(cards, {**{name: GENERATION[name] for name in vary}, **REPORTED})
+    if differences:
+        return Comparison(metric, (), differences, remarks, ())
+    shared = set.intersection(*map(set, values.values()))
+    if metric not in shared:
+        raise unknown("metric", metric, sorted(shared))
+    higher = metric in METRICS and METRICS[metric].higher_is_better
+    ranking = sorted(values, key=lambda name: values[name][metric].value, reverse=higher)
+    overlapping = []
+    for pair in pairwise(ranking):
+        first, second = (values[name][metric].interval for name in pair)
+        if first and second and first.high >= second.low and second.high >= first.low:
+            overlapping.append(pair)
+    return Comparison(metric, tuple(ranking), {}, remarks, tuple(overlapping))
+
+
+def _differences(cards: Mapping[str, Card], fields: Mapping[str, str]) -> Differences:
+    differences = {}
+    for field, path in fields.items():
+        values = {name: attrgetter(path)(card) for name, card in cards.items()}
+        first, *others = values.values()
+        if any(value != first for value in others):
+            differences[field] = {name: _shown(field, cards[name], value) for name, value in values.items()}
+    return differences
+
+
+def _shown(field: str, card: Card, value: Any) -> str:
+    """Return a field of a card as text, with names for hashes."""
+    if field == "reference":
+        return f"{card.reference.title} [{value[:12]}]"
+    if field == "weights":
+        return str(value)[:12]
+    if field == "image size":
+        return "×".join(str(length) for length in value)
+    if field == "versions":
+        return ", ".join(f"{key} {version}" for key, version in sorted(value.items()))
+    return f"{value:,}" if isinstance(value, int) else str(value)

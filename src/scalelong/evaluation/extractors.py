@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +23,6 @@ from scalelong.files import tensors_sha256
 
 # Small enough for a layer's input and output to stay in a CPU's cache: about a third faster than 50 at once.
 _CPU_BATCH = 10
-PIXELS = 8  # `pixels` averages an image to this many per side
 
 
 @runtime_checkable
@@ -58,12 +58,9 @@ class InceptionExtractor(nn.Module):
         size = _CPU_BATCH if device.type == "cpu" else len(images)
         exact = cudnn.flags(enabled=True, allow_tf32=False) if device.type == "cuda" else nullcontext()
         with torch.autocast(device.type, enabled=False), exact:
-            return torch.cat([self._features(part.to(device)) for part in images.split(size)])
-
-    def _features(self, images: Tensor) -> Tensor:
-        x = resize_tf1(rgb(images), SIZE)  # (B, 3, 299, 299)
-        features: Tensor = self.network((x - 128) / 128)
-        return features
+            # A grey image becomes three equal channels, then (b, 3, 299, 299) in [−1, 1).
+            parts = (resize_tf1(part.to(device).expand(-1, -1, -1, 3), SIZE) for part in images.split(size))
+            return torch.cat([self.network((x - 128) / 128) for x in parts])
 
 
 class ModuleExtractor(nn.Module):
@@ -102,19 +99,16 @@ def _pixels(weights: Path | str | None = None) -> ModuleExtractor:
     """Means over an 8×8 grid, 64 features per channel."""
     if weights is not None:
         raise InvalidValueError(f"the extractor 'pixels' has no weights, got {weights}; leave them out")
-    network = nn.Sequential(nn.AdaptiveAvgPool2d(PIXELS), nn.Flatten())
-    return ModuleExtractor(network, name=f"{PIXELS}×{PIXELS} pixels", resize=f"averaged to {PIXELS}×{PIXELS}")
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten())
+    return ModuleExtractor(network, name="8×8 pixels", resize="averaged to 8×8")
 
 
-EXTRACTORS: dict[str, Callable[[Path | str | None], FeatureExtractor]] = {
-    "inception": InceptionExtractor,
-    "pixels": _pixels,
-}
+Extractor = str | nn.Module | FeatureExtractor
+Builder = Callable[[Path | str | None], FeatureExtractor]
+EXTRACTORS: dict[str, Builder] = {"inception": InceptionExtractor, "pixels": _pixels}
 
 
-def build_extractor(
-    extractor: str | nn.Module | FeatureExtractor = "inception", weights: Path | str | None = None
-) -> FeatureExtractor:
+def build_extractor(extractor: Extractor = "inception", weights: Path | str | None = None) -> FeatureExtractor:
     """Return an extractor by name (`inception`, `pixels`), or wrap a network. An extractor is returned as it is.
 
     `weights`: a local file with the weights of an extractor given by name.
@@ -132,15 +126,5 @@ def build_extractor(
     raise invalid("extractor", "a name, a network or a FeatureExtractor", extractor)
 
 
-def rgb(images: Tensor) -> Tensor:
-    """(B, H, W, 1 or 3) → (B, H, W, 3): networks trained on photographs see grey as three equal channels."""
-    channels = images.shape[-1]
-    if channels not in (1, 3):
-        raise EvaluationError(f"images must have 1 channel (grey) or 3 (RGB), got {channels}")
-    return images.expand(-1, -1, -1, 3).contiguous() if channels == 1 else images
-
-
 def _device(module: nn.Module) -> torch.device:
-    for tensor in (*module.parameters(), *module.buffers()):
-        return tensor.device
-    return torch.device("cpu")
+    return next(chain(module.parameters(), module.buffers(), [torch.empty(0)])).device

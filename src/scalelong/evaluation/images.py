@@ -1,11 +1,12 @@
-"""Image sources: anything that holds images, as a stream of checked uint8 batches with the index of every image."""
+"""Image sources: anything that holds images, as a stream of checked batches.
+
+A batch is a pair: uint8 images (B, H, W, C), and the index of each in the whole set.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scalelong.data.images import SUFFIXES, read_image
+from scalelong.data.records import Options
 from scalelong.errors import DataError, EvaluationError, invalid
 
-
-@dataclass(frozen=True)
-class Batch:
-    """uint8 images (B, H, W, C), and the index of each in the whole set."""
-
-    images: Tensor
-    indices: Tensor
+Batch = tuple[Tensor, Tensor]
 
 
-class ImageStream(ABC):
-    """Images that can be read once, or from any index on if `length` is known."""
-
-    name: str
-    length: int | None
-
-    @abstractmethod
-    def batches(self, size: int, start: int, stop: int | None) -> Iterator[Batch]:
-        """Yield this process's share of images start … stop − 1."""
-
-
-class ArrayImages(ImageStream):
+class ArrayImages:
     """Images in one array or memory map, (n, H, W, C)."""
-
-    length: int
 
     def __init__(self, array: np.ndarray | Tensor, name: str = "array") -> None:
         self.name, self.length, self._array = name, len(array), array
@@ -47,11 +31,12 @@ class ArrayImages(ImageStream):
             raise EvaluationError(f"{name} must have shape (n, h, w, c), got {tuple(array.shape)}")
 
     def batches(self, size: int, start: int, stop: int | None) -> Iterator[Batch]:
+        """Yield this process's share of images start … stop − 1."""
         rank, world = rank_and_world()
         stop = stop or self.length
         for first in range(start + rank * size, stop, world * size):  # processes take batches in turn
             last = min(first + size, stop)
-            yield Batch(check_batch(self._read(first, last), self.name), torch.arange(first, last))
+            yield check_batch(self._read(first, last), self.name), torch.arange(first, last)
 
     def _read(self, first: int, last: int) -> np.ndarray | Tensor:
         return self._array[first:last]
@@ -61,8 +46,6 @@ class FolderImages(ArrayImages):
     """The image files of a folder and its subfolders, sorted by path. All must have the same size."""
 
     def __init__(self, folder: Path | str) -> None:
-        from scalelong.data.images import SUFFIXES
-
         self.folder = Path(folder)
         self.name = self.folder.name or str(self.folder)
         if not self.folder.is_dir():
@@ -71,13 +54,9 @@ class FolderImages(ArrayImages):
         if not self.files:
             raise DataError(f"{folder} contains no images; expected files ending in {', '.join(sorted(SUFFIXES))}")
         self.length = len(self.files)
-
         self._shape: tuple[int, ...] | None = None  # of the first image
 
     def _read(self, first: int, last: int) -> np.ndarray:
-        from scalelong.data.images import read_image
-        from scalelong.data.records import Options
-
         files = self.files[first:last]
         with ThreadPoolExecutor() as pool:  # Pillow decodes without the GIL
             images = list(pool.map(lambda file: read_image(file, str(file), Options()), files))
@@ -87,15 +66,16 @@ class FolderImages(ArrayImages):
         return np.stack(images)
 
 
-class StreamImages(ImageStream):
+class StreamImages:
     """Batches from any iterable, such as a sampler. Each process provides its own share of the images."""
 
+    length = None  # unknown
+
     def __init__(self, batches: Iterable[Any], name: str = "stream") -> None:
-        self.name, self.length = name, None
-        self._batches = iter(batches)
+        self.name, self._batches = name, batches
 
     def batches(self, size: int, start: int, stop: int | None) -> Iterator[Batch]:
-        assert start == 0, "a stream is read from its beginning"
+        """Yield up to `stop` images of all processes. `size` and `start` have no effect."""
         rank, world = rank_and_world()
         wanted = None if stop is None else len(range(rank, stop, world))  # of this process
         seen, shape = 0, None
@@ -103,13 +83,15 @@ class StreamImages(ImageStream):
             images = check_batch(batch, self.name)
             shape = shape or images.shape[1:]
             _check_size(self.name, images.shape[1:], shape)
-            if wanted is not None:
-                images = images[: wanted - seen]
+            images = images if wanted is None else images[: wanted - seen]
             if len(images):
-                yield Batch(images, (torch.arange(len(images)) + seen) * world + rank)
+                yield images, (torch.arange(len(images)) + seen) * world + rank
             seen += len(images)
-            if wanted is not None and seen >= wanted:
+            if seen == wanted:
                 return
+
+
+ImageStream = ArrayImages | StreamImages
 
 
 def image_stream(images: Any, name: str | None = None) -> ImageStream:

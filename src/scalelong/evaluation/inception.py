@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalelong.data.registries import Package
@@ -33,33 +32,25 @@ def resize_tf1(images: Tensor, size: int) -> Tensor:
     min(⌊y·s⌋ + 1, H − 1) with s = H/size, in float32, without half-pixel shift or antialiasing. Other bilinear
     resizes give another FID. Columns are interpolated before rows, as in TensorFlow, so the result is bit-identical.
     """
-    height, width = images.shape[1:3]
     x = images.to(torch.float32)  # (B, H, W, C)
-    low, high, weight = _taps(width, size, images.device)
-    left, right = x.index_select(2, low), x.index_select(2, high)  # (B, H, size, C)
-    x = left + (right - left) * weight[:, None]
-    low, high, weight = _taps(height, size, images.device)
-    top, bottom = x.index_select(1, low), x.index_select(1, high)  # (B, size, size, C)
-    return (top + (bottom - top) * weight[:, None, None]).permute(0, 3, 1, 2)
-
-
-def _taps(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of `size` outputs: the lower and upper input index, and the weight of the upper one."""
-    scale = torch.tensor(length, dtype=torch.float32) / torch.tensor(size, dtype=torch.float32)
-    position = torch.arange(size, dtype=torch.float32) * scale
-    low = position.floor()
-    weight = position - low
-    low = low.long().clamp_max(length - 1)  # float32 may round the last position up to `length`
-    high = (low + 1).clamp_max(length - 1)
-    return low.to(device), high.to(device), weight.to(device)
+    for dim in (2, 1):
+        length = x.shape[dim]
+        scale = torch.tensor(length, dtype=torch.float32) / torch.tensor(size, dtype=torch.float32)
+        position = torch.arange(size, dtype=torch.float32) * scale
+        weight = position - position.floor()  # of the upper index
+        low = position.long().clamp_max(length - 1)  # float32 may round the last position up to `length`
+        high = (low + 1).clamp_max(length - 1)
+        first, second = (x.index_select(dim, index.to(x.device)) for index in (low, high))
+        x = first + (second - first) * weight.view(-1, *[1] * (3 - dim)).to(x.device)
+    return x.permute(0, 3, 1, 2)
 
 
 # ------------------------------------------------------------------------------------------------ weights
 
 # Branches of the blocks, in the order of the published graph: convolutions one after the other, `a|b` side by side.
-_DEEP = "branch7x7dbl_1 branch7x7dbl_2 branch7x7dbl_3 branch7x7dbl_4 branch7x7dbl_5"
 _A = ("branch1x1", "branch5x5_1 branch5x5_2", "branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3", "branch_pool")
 _B = ("branch3x3", "branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3")
+_DEEP = "branch7x7dbl_1 branch7x7dbl_2 branch7x7dbl_3 branch7x7dbl_4 branch7x7dbl_5"
 _C = ("branch1x1", "branch7x7_1 branch7x7_2 branch7x7_3", _DEEP, "branch_pool")
 _D = ("branch3x3_1 branch3x3_2", "branch7x7x3_1 branch7x7x3_2 branch7x7x3_3 branch7x7x3_4")
 _E = (
@@ -83,12 +74,10 @@ def _from_torchscript(path: Path) -> dict[str, Tensor]:
 def _from_state_dict(path: Path) -> dict[str, Tensor]:
     """pytorch-fid's and torch-fidelity's file: the same tensors, and a BatchNorm scale that is always one."""
     state = read_state_dict(path)
-    for layer in _LAYERS:
-        scale = state.get(f"{layer}.bn.weight")
-        if scale is not None and not torch.equal(scale, torch.ones_like(scale)):
-            raise EvaluationError(f"{path}: expected {layer}.bn.weight to be one everywhere, as in FID's Inception")
-    missing = [name for name in _NAMES if name not in state]
-    if missing:
+    for name in (f"{layer}.bn.weight" for layer in _LAYERS):
+        if name in state and (state[name] != 1).any():
+            raise EvaluationError(f"{path}: expected {name} to be one everywhere, as in FID's Inception")
+    if missing := [name for name in _NAMES if name not in state]:
         raise EvaluationError(f"{path} lacks {len(missing)} tensors of Inception, first {missing[0]}")
     return {name: state[name] for name in _NAMES}
 
@@ -112,37 +101,22 @@ INCEPTION = Weights(
 # ------------------------------------------------------------------------------------------------ network
 
 
-class FoldedConv(nn.Module):
-    """y = relu(weight ∗ x + bias), with channels-last weights, the fastest layout for oneDNN and cuDNN."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(
-        self, weight: Tensor, bias: Tensor, stride: int = 1, padding: int | tuple[int, int] = 0, relu: bool = True
-    ) -> None:
-        super().__init__()
-        self.register_buffer("weight", weight.contiguous(memory_format=torch.channels_last))
-        self.register_buffer("bias", bias.contiguous())
-        self.stride, self.padding, self.relu = stride, padding, relu
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
-        return F.relu_(x) if self.relu else x
-
-
 class _Layers:
-    """Builds folded convolutions by name. Several names give one convolution with concatenated outputs."""
+    """Builds folded convolutions by name; `same` pads with zeros. Several names give one, with all their outputs."""
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
         self._tensors, self._prefix = tensors, prefix
 
-    def __call__(self, *names: str, stride: int = 1, same: bool = True, relu: bool = True) -> FoldedConv:
-        """`same`: zero padding that keeps the size at stride 1."""
+    def __call__(self, *names: str, stride: int = 1, same: bool = True, relu: bool = True) -> nn.Module:
         folded = [self._fold(self._prefix + name) for name in names]
         weight, bias = (torch.cat(parts) for parts in zip(*folded, strict=True))
-        padding = (weight.shape[2] // 2, weight.shape[3] // 2) if same and stride == 1 else 0
-        return FoldedConv(weight, bias, stride, padding, relu)
+        width, channels, *kernel = weight.shape
+        padding = (kernel[0] // 2, kernel[1] // 2) if same and stride == 1 else 0
+        conv = nn.Conv2d(channels, width, (kernel[0], kernel[1]), stride, padding, device="meta")
+        # Channels last is the fastest layout for oneDNN and cuDNN.
+        conv.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last), requires_grad=False)
+        conv.bias = nn.Parameter(bias, requires_grad=False)
+        return nn.Sequential(conv, nn.ReLU(inplace=True)) if relu else conv
 
     def shape(self, name: str) -> torch.Size:
         return self._tensors[f"{self._prefix}{name}.conv.weight"].shape
@@ -167,12 +141,11 @@ class _Block(nn.Module):
     def __init__(self, layers: _Layers, branches: Sequence[str], pool: nn.Module, stride: int = 1) -> None:
         super().__init__()
         names = [branch.split() for branch in branches if branch != "branch_pool"]
-        heads = [first for first, *_ in names if layers.shape(first)[2:] == (1, 1)]
+        self.reads_head = [layers.shape(first)[2:] == (1, 1) for first, *_ in names]
+        heads = [branch.pop(0) for branch, head in zip(names, self.reads_head, strict=True) if head]
         self.head = layers(*heads)
         self.widths = [layers.shape(name)[0] for name in heads]
-        self.reads_head = [first in heads for first, *_ in names]
-        rest = [layer[1:] if head else layer for layer, head in zip(names, self.reads_head, strict=True)]
-        self.tails = nn.ModuleList(nn.Sequential(*_convolutions(layers, tail, stride)) for tail in rest)
+        self.tails = nn.ModuleList(nn.Sequential(*_convolutions(layers, tail, stride)) for tail in names)
         self.pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
@@ -202,9 +175,8 @@ class Inception(nn.Module):
             layers("Conv2d_3b_1x1"),  # (B, 80, 73, 73)
             layers("Conv2d_4a_3x3", same=False),  # (B, 192, 71, 71)
             nn.MaxPool2d(3, 2),  # (B, 192, 35, 35)
-            *(_block(tensors, name) for name in ("5b", "5c", "5d")),  # (B, 288, 35, 35)
-            *(_block(tensors, name) for name in ("6a", "6b", "6c", "6d", "6e")),  # (B, 768, 17, 17)
-            *(_block(tensors, name) for name in ("7a", "7b", "7c")),  # (B, 1280, 8, 8), then (B, 2048, 8, 8)
+            # After 5d (B, 288, 35, 35), after 6e (B, 768, 17, 17), after 7c (B, 2048, 8, 8).
+            *(_block(tensors, name) for name in _BLOCKS),
         )
 
     def forward(self, x: Tensor) -> Tensor:

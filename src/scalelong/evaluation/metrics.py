@@ -7,8 +7,7 @@ To add a metric, write a function `(samples, reference, interval, seed) -> Metri
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from scalelong.evaluation.extractors import FeatureExtractor
 from scalelong.evaluation.statistics import FeatureSet, Moments
 
 BLOCK = 1000  # features per KID subset, as in other tools; also the block size of the kernel matrix
+LEVEL = 0.95  # of intervals
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,6 @@ class MetricValue:
     notes: tuple[str, ...] = field(default=(), compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        interval = None if self.interval is None else asdict(self.interval)
-        return {"value": self.value, "interval": interval, "details": self.details}
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -62,46 +58,34 @@ def select_metrics(
 ) -> list[str]:
     """Return `names` after checking that they can be computed, or by default every metric that can be."""
     features = samples.kept is not None and reference.kept is not None
+    possible = [n for n, m in METRICS.items() if m.applies(extractor) and (features or not m.needs_features)]
     if names is None:
-        return [n for n, m in METRICS.items() if m.applies(extractor) and (features or not m.needs_features)]
+        return possible
     for name in names:
         if name not in METRICS:
             raise unknown("metric", name, METRICS)
-        if not METRICS[name].applies(extractor):
-            possible = ", ".join(other for other, metric in METRICS.items() if metric.applies(extractor))
-            raise EvaluationError(f"the extractor {extractor.name} does not give {name!r}; it gives {possible}")
-        if METRICS[name].needs_features and not features:
-            raise EvaluationError(f"{name!r} needs the features of the reference, which has moments only")
+        if name not in possible:
+            source = "a reference with moments only" if METRICS[name].applies(extractor) else extractor.name
+            raise EvaluationError(f"cannot compute {name!r} from {source}; possible: {', '.join(possible)}")
     if not names:
         raise invalid("metrics", "at least one name", list(names))
     return list(names)
 
 
-# ------------------------------------------------------------------------------------------------ intervals
-
-
-def bootstrap(
-    value: float, influence: Tensor, n: int, level: float = 0.95, replicates: int = 2000, seed: int = 0
-) -> Interval:
-    """Return the central `level` of value + mean of n draws from `influence`, over `replicates`.
+def bootstrap(value: float, influence: Tensor, n: int, replicates: int = 2000, seed: int = 0) -> Interval:
+    """Return the central 95 % of value + mean of n draws from `influence`, over `replicates`.
 
     A distance T between a sample and a fixed reference is, to first order, T + mean ψ(x_i), where ψ is the influence
     of an image. So resampling images is resampling the ψ_i, which costs nothing next to the features. Resampling the
     images and recomputing the distance costs a matrix square root per replicate and is worse: the replicates of FID
     carry its bias in N twice, so their percentiles do not even contain the value (docs/evaluation.md has numbers).
-
-    `influence` may come from a random subset of the n images.
+    A random subset of the n images is enough for `influence`.
     """
     psi = (influence - influence.mean()).numpy()
     random = np.random.default_rng(seed)
-    means = np.empty(replicates)
-    for k in range(replicates):
-        means[k] = psi[random.integers(0, len(psi), n)].mean()
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(value + float(low), value + float(high), level, replicates)
-
-
-# ------------------------------------------------------------------------------------------------ Fréchet distance
+    means = [psi[random.integers(0, len(psi), n)].mean() for _ in range(replicates)]
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(value + float(low), value + float(high), LEVEL, replicates)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +131,7 @@ def frechet_distance(first: Moments, second: Moments) -> FrechetDistance:
     shared = singular > singular.max() * 1e-12 if len(singular) else singular > 0
     transport = (right @ v[shared].T) * singular[shared].rsqrt()
     value = max(0.0, mean_part + covariance_part)
-    ranks = left.shape[1], right.shape[1]
-    return FrechetDistance(value, mean_part, covariance_part, *ranks, _first=first, _second=second, _map=transport)
+    return FrechetDistance(value, mean_part, covariance_part, left.shape[1], right.shape[1], first, second, transport)
 
 
 def _factor(covariance: Tensor) -> Tensor:
@@ -161,27 +144,20 @@ def _factor(covariance: Tensor) -> Tensor:
 
 def _frechet(samples: FeatureSet, reference: FeatureSet, interval: bool, seed: int) -> MetricValue:
     distance = frechet_distance(samples.moments, reference.moments)
-    n, width = samples.n, samples.moments.width
+    n, n_reference, width = samples.moments.n, reference.moments.n, samples.moments.width
     assert n is not None
     around = None
     if interval and samples.kept is not None:
         around = bootstrap(distance.value, distance.influence(samples.kept), n, seed=seed)
-    sides = (("images", n, distance.rank), ("reference images", reference.n, distance.rank_reference))
-    return MetricValue(
-        distance.value,
-        around,
-        {"rank": distance.rank, "rank_reference": distance.rank_reference},
-        notes=(f"the distance is biased upwards for finite N: compare it only with values at N = {n:,}",),
-        warnings=tuple(
-            f"{count:,} {which} are too few for {width:,} features: their covariance has rank {rank:,}, "
-            "and the distance reflects N more than the images"
-            for which, count, rank in sides
-            if count is not None and count <= width
-        ),
-    )
-
-
-# ------------------------------------------------------------------------------------------------ KID
+    warned = []
+    sides = (("images", n, distance.rank), ("reference images", n_reference, distance.rank_reference))
+    for which, count, rank in sides:
+        if count is not None and count <= width:
+            few = f"{count:,} {which} are too few for {width:,} features: their covariance has rank {rank:,}"
+            warned.append(f"{few}, and the distance reflects N more than the images")
+    bias = f"the distance is biased upwards for finite N: compare it only with values at N = {n:,}"
+    ranks = {"rank": distance.rank, "rank_reference": distance.rank_reference}
+    return MetricValue(distance.value, around, ranks, notes=(bias,), warnings=tuple(warned))
 
 
 @dataclass(frozen=True)
@@ -211,11 +187,8 @@ def kernel_distance(features: Tensor, reference: Tensor, subset_size: int | None
     if not 2 <= size <= smaller:
         raise invalid("subset_size", f"from 2 to {smaller}, the number of features", size)
     subsets = smaller // size
-    within, across, within_reference = (
-        _row_sums(features, features),
-        _row_sums(features, reference),
-        _row_sums(reference, reference),
-    )
+    within, across = _row_sums(features, features), _row_sums(features, reference)
+    within_reference = _row_sums(reference, reference)
     m, n = len(features), len(reference)
     value = float(within.sum() / (m * (m - 1)) + within_reference.sum() / (n * (n - 1)) - 2 * across.sum() / (m * n))
     starts = range(0, subsets * size, size)

@@ -8,19 +8,22 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from scalelong.data import load
 from scalelong.errors import DataError, EvaluationError, ScaleLongError, invalid
 from scalelong.evaluation.card import ReferenceCard, from_json, now, versions
 from scalelong.evaluation.extractors import FeatureExtractor
-from scalelong.evaluation.images import ArrayImages, Batch, ImageStream, image_stream, rank_and_world
+from scalelong.evaluation.images import ArrayImages, ImageStream, image_stream, rank_and_world
 from scalelong.evaluation.statistics import KEEP, FeatureAccumulator, FeatureSet, Moments
 from scalelong.files import atomic_file, cache_dir
 from scalelong.progress import track
@@ -46,56 +49,46 @@ class Extraction:
     shape: tuple[int, ...] | None = None  # (h, w, c)
     seconds: float = 0.0
 
-    def add(self, batch: Batch, features: Tensor) -> None:
-        """Add a batch of images and their features."""
-        self.accumulator.update(features, batch.indices)
-        self.shape = tuple(batch.images.shape[1:])
+    def add(self, images: Tensor, indices: Tensor, features: Tensor) -> None:
+        """Add a batch of images, their indices in the whole set and their features."""
+        self.accumulator.update(features, indices)
+        self.shape = tuple(images.shape[1:])
         prefix = repr(self.shape).encode()
-        for image in batch.images.cpu().contiguous().numpy():
+        for image in images.cpu().contiguous().numpy():
             digest = hashlib.sha256(prefix + image.tobytes()).digest()
             self.content = (self.content + int.from_bytes(digest, "little")) % 2**256
 
     def result(self, name: str, split: str | None, extractor: FeatureExtractor) -> Reference:
         """Return the statistics of the images so far."""
         features = self.accumulator.result()
-        card = ReferenceCard(
-            name=name,
-            split=split,
-            n=features.n,
-            content=f"{self.content:064x}",
-            image=self.shape,
-            extractor=extractor.name,
-            weights=extractor.weights,
-            resize=extractor.resize,
-            seconds=round(self.seconds, 1),
-            created=now(),
-            versions=versions(),
-        )
+        made_by = extractor.name, extractor.weights, extractor.resize
+        content, seconds = f"{self.content:064x}", round(self.seconds, 1)
+        card = ReferenceCard(name, split, features.moments.n, content, self.shape, *made_by, seconds, now(), versions())
         return Reference(features, card)
 
 
 def extract(
     stream: ImageStream,
     extractor: FeatureExtractor,
-    n: int | None = None,
-    batch_size: int = BATCH,
-    extraction: Extraction | None = None,
-    checkpoint: Callable[[Extraction], None] | None = None,
-) -> Extraction:
-    """Extract the features of the first n images (default: all).
+    n: int | None,
+    batch_size: int,
+    extraction: Extraction,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> None:
+    """Add the features of the first n images (None: all) to `extraction`, after those it already has.
 
-    Several processes each work on their own share, and all get the statistics of the whole set. `extraction`
-    continues an earlier pass over the same images. `checkpoint` is called after every batch.
+    Several processes each work on their own share, and all get the statistics of the whole set. `checkpoint` is
+    called after every batch.
     """
     if n is not None and n < 2:
         raise invalid("n", ">= 2, because a covariance needs 2 images", n)
     if batch_size < 1:
         raise invalid("batch_size", "an integer >= 1", batch_size)
+    total = n if n is not None else stream.length
     if n is not None and stream.length is not None and n > stream.length:
         raise EvaluationError(f"expected {n:,} images, but {stream.name} has {stream.length:,}")
-    extraction, (rank, world) = extraction or Extraction(), rank_and_world()
+    rank, world = rank_and_world()
     count = extraction.accumulator.count
-    total = n if n is not None else stream.length
     began = time.monotonic() - extraction.seconds
     failure: ScaleLongError | None = None
     try:
@@ -104,11 +97,10 @@ def extract(
             steps = None if total is None else -(-(total - count) // (batch_size * world))
             batches = track(batches, f"features of {stream.name}", steps)
         with torch.inference_mode():
-            for batch in batches:
-                extraction.add(batch, extractor(batch.images))
+            for images, indices in batches:
+                extraction.add(images, indices, extractor(images))
                 extraction.seconds = time.monotonic() - began
-                if checkpoint is not None:
-                    checkpoint(extraction)
+                checkpoint()
     except ScaleLongError as error:
         failure = error
     _synchronize(extraction, failure)
@@ -118,7 +110,6 @@ def extract(
         raise EvaluationError(f"{stream.name} has no images")
     if n is not None and count != n:
         raise EvaluationError(f"expected {n:,} images, but {stream.name} has {count:,}")
-    return extraction
 
 
 def dataset_reference(
@@ -129,27 +120,27 @@ def dataset_reference(
     `name` and `options` are those of `scalelong.data.load`. An interrupted computation resumes, and a longer one
     starts from the end of a shorter one.
     """
-    from scalelong.data import load
-
     data = load(name, split, **options)
-    stream = ArrayImages(data.images, f"{data.name} ({data.split})")
     total = len(data) if n is None else n
-    folder = _cache_folder(data.name, data.split, data.fingerprint, extractor)
+    key = json.dumps([data.fingerprint, extractor.name, extractor.weights, extractor.resize, KEEP])
+    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{data.name}-{data.split}-{extractor.name}").strip("-")[-100:]
+    folder = cache_dir() / "reference" / f"{slug}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     done, partial = folder / f"first-{total}.safetensors", folder / "partial.safetensors"
     if done.is_file():
         return read_reference(done)
+    rank, world = rank_and_world()
+    # Of several processes none holds a beginning of the images, so there is nothing to resume or to save.
+    extraction = _resume(folder, total) if world == 1 else Extraction()
     saved = time.monotonic()
 
-    def checkpoint(extraction: Extraction) -> None:
+    def checkpoint() -> None:
         nonlocal saved
-        if time.monotonic() - saved >= CHECKPOINT_SECONDS:
+        if world == 1 and time.monotonic() - saved >= CHECKPOINT_SECONDS:
             write_reference(partial, extraction.result(data.name, data.split, extractor))
             saved = time.monotonic()
 
-    rank, world = rank_and_world()
-    # Of several processes none holds a beginning of the images, so there is nothing to resume or to save.
-    resumable = (_resume(folder, total), checkpoint) if world == 1 else ()
-    extraction = extract(stream, extractor, total, batch_size, *resumable)
+    stream = ArrayImages(data.images, f"{data.name} ({data.split})")
+    extract(stream, extractor, total, batch_size, extraction, checkpoint)
     reference = extraction.result(data.name, data.split, extractor)
     if rank == 0:
         write_reference(done, reference)
@@ -166,22 +157,20 @@ def images_reference(
     seed: int = 0,
 ) -> Reference:
     """Return the statistics of a folder, an array or a stream of images (see `image_stream`); not cached."""
-    stream = image_stream(images, name)
+    stream, extraction = image_stream(images, name), Extraction(FeatureAccumulator(seed=seed))
+    extract(stream, extractor, n, batch_size, extraction)
     split = getattr(images, "split", None)
-    extraction = extract(stream, extractor, n, batch_size, Extraction(FeatureAccumulator(seed=seed)))
     return extraction.result(stream.name, split if isinstance(split, str) else None, extractor)
 
 
 def write_reference(path: Path | str, reference: Reference) -> None:
     """Write statistics and card to a safetensors file."""
-    from safetensors.torch import save_file
-
     features = reference.features
     tensors = {"mean": features.moments.mean, "covariance": features.moments.covariance}
     if features.kept is not None and features.ranks is not None:
         tensors |= {"kept": features.kept, "ranks": features.ranks}
     with atomic_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"card": json.dumps(reference.card.to_dict())})
+        save_file(tensors, temporary, metadata={"card": json.dumps(asdict(reference.card))})
 
 
 def read_reference(path: Path | str) -> Reference:
@@ -189,8 +178,6 @@ def read_reference(path: Path | str) -> Reference:
     path = Path(path)
     if path.suffix == ".npz":
         return _read_npz(path)
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="pt") as file:
             card = from_json(ReferenceCard, json.loads((file.metadata() or {})["card"]), "card")
@@ -219,31 +206,25 @@ def _resume(folder: Path, limit: int) -> Extraction:
     for path in folder.glob("*.safetensors"):
         with suppress(ScaleLongError):
             stored.append(read_reference(path))
-    usable = [(r.card.n, r) for r in stored if r.card.n is not None and r.card.n <= limit]
-    if not usable:
+    usable = [reference for reference in stored if reference.card.n is not None and reference.card.n <= limit]
+    best = max(usable, key=lambda reference: reference.card.n or 0, default=None)
+    if best is None:
         return Extraction()
-    _, best = max(usable, key=lambda pair: pair[0])
     accumulator = FeatureAccumulator.from_result(best.features)
     return Extraction(accumulator, int(best.card.content, 16), best.card.image, best.card.seconds)
-
-
-def _cache_folder(name: str, split: str, fingerprint: str, extractor: FeatureExtractor) -> Path:
-    key = json.dumps([fingerprint, extractor.name, extractor.weights, extractor.resize, KEEP])
-    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{name}-{split}-{extractor.name}").strip("-")[-100:]
-    return cache_dir() / "reference" / f"{slug}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def _synchronize(extraction: Extraction, failure: ScaleLongError | None) -> None:
     """Merge the passes of all processes; raise an error of one process in all of them, so that none waits."""
     _, world = rank_and_world()
-    if failure is not None and world == 1:
+    everyone: list[Any] = [None] * world
+    if world > 1:
+        message = None if failure is None else str(failure)
+        dist.all_gather_object(everyone, (extraction.content, extraction.shape, message))
+    if failure is not None:
         raise failure
     if world == 1:
         return
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, (extraction.content, extraction.shape, None if failure is None else str(failure)))
-    if failure is not None:
-        raise failure
     for rank, (_, _, message) in enumerate(everyone):
         if message is not None:
             raise EvaluationError(f"process {rank}: {message}")

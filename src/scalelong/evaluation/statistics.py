@@ -49,10 +49,6 @@ class FeatureSet:
     kept: Tensor | None = None  # float32 (k, D): a uniformly random subset, in random order
     ranks: Tensor | None = None  # (k,): the random numbers that selected it; needed to select further
 
-    @property
-    def n(self) -> int | None:
-        return self.moments.n
-
 
 class FeatureAccumulator:
     """Streaming mean and scatter in float64, merged batch by batch (Chan, Golub & LeVeque, 1979).
@@ -80,7 +76,10 @@ class FeatureAccumulator:
             raise EvaluationError(f"the features of image {int(indices[bad][0])} contain NaN or infinity")
         if self.count and batch.shape[1] != self.mean.shape[0]:
             raise EvaluationError(f"expected features of width {self.mean.shape[0]}, got width {batch.shape[1]}")
-        self._keep(features.float(), indices)
+        self._kept.append(features.float().clone())
+        self._ranks.append(_ranks(indices, self.seed))
+        if sum(map(len, self._kept)) >= self.keep + max(1024, self.keep // 10):
+            self._trim()
         mean = batch.mean(dim=0)
         centred = batch - mean
         if not self.count:
@@ -94,12 +93,7 @@ class FeatureAccumulator:
         self.count = total
 
     def all_reduce(self) -> None:
-        """Give every process the statistics of all processes.
-
-        Processes exchange sums, not samples: none pads its share, so no image is counted twice.
-        """
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-            return
+        """Give every process the statistics of all. They exchange sums, so no share is padded or counted twice."""
         device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
         width = torch.tensor([self.mean.shape[0]], device=device)
         dist.all_reduce(width, op=dist.ReduceOp.MAX)
@@ -119,7 +113,6 @@ class FeatureAccumulator:
         dist.all_gather_object(shares, (self._kept, self._ranks))
         self._kept = [part for kept, _ in shares for part in kept]
         self._ranks = [part for _, ranks in shares for part in ranks]
-        self._trim()
 
     def result(self) -> FeatureSet:
         """Return the moments and the kept features."""
@@ -127,33 +120,23 @@ class FeatureAccumulator:
             raise EvaluationError(f"a covariance needs at least 2 images, got {self.count}")
         self._trim()
         moments = Moments(self.count, self.mean.clone(), self.scatter / (self.count - 1))
-        return FeatureSet(moments, self._kept[0], self._ranks[0]) if self.keep else FeatureSet(moments)
+        return FeatureSet(moments, self._kept[0], self._ranks[0])
 
     @classmethod
     def from_result(cls, features: FeatureSet, keep: int = KEEP, seed: int = 0) -> FeatureAccumulator:
         """Continue from a result."""
-        self = cls(keep, seed)
-        moments, kept, ranks = features.moments, features.kept, features.ranks
-        if moments.n is None or kept is None or ranks is None:
+        self, moments = cls(keep, seed), features.moments
+        if moments.n is None or features.kept is None or features.ranks is None:
             raise EvaluationError("cannot continue statistics that lack a count or kept features")
         self.count, self.mean, self.scatter = moments.n, moments.mean, moments.covariance * (moments.n - 1)
-        self._kept, self._ranks = [kept], [ranks]
+        self._kept, self._ranks = [features.kept], [features.ranks]
         return self
-
-    def _keep(self, features: Tensor, indices: Tensor) -> None:
-        if not self.keep:
-            return
-        self._kept.append(features.clone())
-        self._ranks.append(_ranks(indices, self.seed))
-        if sum(map(len, self._kept)) >= self.keep + max(1024, self.keep // 10):
-            self._trim()
 
     def _trim(self) -> None:
         """Keep the features of lowest rank, ordered by rank."""
-        if self._kept:
-            ranks = torch.cat(self._ranks)
-            order = ranks.argsort()[: self.keep]
-            self._kept, self._ranks = [torch.cat(self._kept)[order]], [ranks[order]]
+        ranks = torch.cat(self._ranks)
+        order = ranks.argsort()[: self.keep]
+        self._kept, self._ranks = [torch.cat(self._kept)[order]], [ranks[order]]
 
 
 def _ranks(indices: Tensor, seed: int) -> Tensor:

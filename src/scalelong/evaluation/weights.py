@@ -11,12 +11,15 @@ import shutil
 import tempfile
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from scalelong.data.catalog import source_variable
@@ -36,8 +39,8 @@ class Weights:
     files: Mapping[str, Callable[[Path], dict[str, Tensor]]]  # SHA-256 of a known file → its reader
     package: Package  # of the Python package index
     member: str  # path of a known file in the package
-    torch_hub: tuple[str, ...] = ()  # file names that other tools leave in torch.hub's folder
-    url: str | None = None
+    torch_hub: tuple[str, ...]  # file names that other tools leave in torch.hub's folder
+    url: str
 
 
 def load_weights(weights: Weights, path: Path | str | None = None) -> dict[str, Tensor]:
@@ -50,8 +53,8 @@ def load_weights(weights: Weights, path: Path | str | None = None) -> dict[str, 
     chosen = path if path is not None else os.environ.get(weights.variable)
     if chosen:
         return _read(weights, Path(chosen).expanduser())
-    cached = _cached(weights)
-    if cached is not None:
+    cache = cache_dir() / "weights" / f"{weights.name}.safetensors"
+    if (cached := _read_cache(cache)) is not None:
         return cached
     tried: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -61,7 +64,8 @@ def load_weights(weights: Weights, path: Path | str | None = None) -> dict[str, 
             except ScaleLongError as reason:
                 tried.append(f"{source}: {reason}")
             else:
-                _store(weights, tensors, source)
+                with atomic_file(cache) as temporary:
+                    save_file(tensors, temporary, metadata={"digest": tensors_sha256(tensors), "source": source})
                 return tensors
     raise EvaluationError(
         f"could not load the weights of {weights.name} ({'; '.join(tried)}). "
@@ -95,24 +99,8 @@ def _read(weights: Weights, path: Path) -> dict[str, Tensor]:
     return {name: tensor.float().contiguous() for name, tensor in weights.files[digest](path).items()}
 
 
-def _cache_path(weights: Weights) -> Path:
-    return cache_dir() / "weights" / f"{weights.name}.safetensors"
-
-
-def _store(weights: Weights, tensors: dict[str, Tensor], source: str) -> None:
-    from safetensors.torch import save_file
-
-    with atomic_file(_cache_path(weights)) as temporary:
-        save_file(tensors, temporary, metadata={"digest": tensors_sha256(tensors), "source": source})
-
-
-def _cached(weights: Weights) -> dict[str, Tensor] | None:
-    """Read the cache. A damaged or foreign file counts as absent and is replaced."""
-    from safetensors import SafetensorError, safe_open
-
-    path = _cache_path(weights)
-    if not path.is_file():
-        return None
+def _read_cache(path: Path) -> dict[str, Tensor] | None:
+    """Return the tensors in the cache, or None if the file is absent, damaged or foreign."""
     try:
         with safe_open(path, framework="pt") as file:
             digest = (file.metadata() or {}).get("digest")
@@ -123,22 +111,15 @@ def _cached(weights: Weights) -> dict[str, Tensor] | None:
 
 
 def _sources(weights: Weights, scratch: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
+    """Yield the name of each source with a function that returns the path of its file."""
     source = source_variable()
-    if weights.torch_hub:
-        yield "torch.hub's folder", lambda: _in_torch_hub(weights.torch_hub)
-    yield f"{weights.package.name}, installed", lambda: _member(weights, _site_packages(weights.package.name))
-    if weights.url is not None and source != "registries":
-        yield weights.url, lambda: _download(str(weights.url), scratch / "weights")
+    for name in weights.torch_hub:
+        yield "torch.hub's folder", partial(Path, torch.hub.get_dir(), "checkpoints", name)
+    yield f"{weights.package.name}, installed", lambda: _site_packages(weights.package.name) / weights.member
+    if source != "registries":
+        yield weights.url, lambda: _download(weights.url, scratch / "weights")
     if source != "hub":
-        yield weights.package.title, lambda: _member(weights, weights.package.folder())
-
-
-def _in_torch_hub(names: Sequence[str]) -> Path:
-    for name in names:
-        path = Path(torch.hub.get_dir()) / "checkpoints" / name
-        if path.is_file():
-            return path
-    raise SourceUnavailableError("no such file")
+        yield weights.package.title, lambda: weights.package.folder() / weights.member
 
 
 def _site_packages(package: str) -> Path:
@@ -147,12 +128,6 @@ def _site_packages(package: str) -> Path:
         return Path(str(metadata.distribution(package).locate_file("")))
     except metadata.PackageNotFoundError:
         raise SourceUnavailableError("not installed") from None
-
-
-def _member(weights: Weights, folder: Path) -> Path:
-    if not (folder / weights.member).is_file():
-        raise SourceUnavailableError(f"lacks {weights.member}")
-    return folder / weights.member
 
 
 def _download(url: str, target: Path) -> Path:

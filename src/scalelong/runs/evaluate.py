@@ -10,8 +10,8 @@ from torch import nn
 
 from scalelong.diffusion.samplers import get_sampler
 from scalelong.evaluation.card import Generation
-from scalelong.evaluation.evaluate import Evaluation, Extractor, as_reference, evaluate_images
-from scalelong.evaluation.extractors import FeatureExtractor, build_extractor
+from scalelong.evaluation.evaluate import Evaluation, as_reference, evaluate_images
+from scalelong.evaluation.extractors import Extractor, FeatureExtractor, build_extractor
 from scalelong.evaluation.images import rank_and_world
 from scalelong.evaluation.reference import Reference, dataset_reference
 from scalelong.runs.config import Config, Facts
