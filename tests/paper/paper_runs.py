@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scalelong.experiments.plan import plan
+from scalelong.experiments.plan import DistanceSpec, plan
 from scalelong.experiments.worker import run_job
 from scalelong.paper.studies import CS, LS, NONE, REVERSE, UNIFORM
 from scalelong.paper.study import Study
@@ -20,7 +20,7 @@ TINY = Study(
         "train.log_every=1", "checkpoint.every=4", "checkpoint.keep=3",
     ),
     seeds=(0, 1),
-    distance=("pixels", 72, 3),
+    distance=DistanceSpec("pixels", 72, 3),
     label="tiny",
     seconds=1,
 )  # fmt: skip
@@ -28,6 +28,6 @@ TINY = Study(
 
 def train_tiny(study: Study, out: Path) -> None:
     """In this process: a comparison's workers would each start an interpreter."""
-    for job in plan(study.variants(), study.seeds, study.folder(out), study.distance_spec()):
+    for job in plan(study.variants(), study.seeds, out / study.name, study.distance):
         spec = None if job.distance is None else job.distance.to_dict()
         assert run_job({"config": job.config.to_dict(), "folder": str(job.folder), "distance": spec}) == 0

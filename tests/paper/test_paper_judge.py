@@ -7,8 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelong.experiments.statistics import Estimate
-from scalelong.paper.judge import AGREES, DISAGREES, OPEN, UNSEEN, Claim, Region, above, below, judge
+from scalelong.paper.judge import AGREES, DISAGREES, OPEN, UNSEEN, Claim, Region, above, below
 from scalelong.paper.oscillation import resampled_ratio
+
+
+def judge(estimate, region):
+    return Claim("text", "quantity", region, estimate).verdict
 
 
 def interval(low, high):
@@ -78,4 +82,4 @@ def test_equal_runs_have_a_ratio_of_one_and_too_few_looks_none():
     same = resampled_ratio(jumps, jumps)
     assert (same.mean, same.low, same.high) == (1.0, 1.0, 1.0)
     assert resampled_ratio({0: 1.0}, {0: 2.0}) is None
-    assert resampled_ratio(None, jumps) is None
+    assert resampled_ratio({}, jumps) is None

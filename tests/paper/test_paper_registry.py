@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import typer
 
 from scalelong.errors import UnknownNameError
 from scalelong.paper.items import ITEMS, find_item
-from scalelong.paper.run import cost_of, describe_cost, minutes_on_two_cores
+from scalelong.paper.run import Options, cost_of, describe_cost, minutes_on_two_cores
 from scalelong.training.presets import PRESETS, choose
 
 NAMES = [f"figure-{n}" for n in (1, 3, 5, 6, 7, 11, 12, 13)] + [f"table-{n}" for n in (1, 2, 3, 4)]
@@ -38,7 +39,7 @@ def parsed(commands, line):
 def test_the_commands_of_a_dry_run_parse_and_give_the_configs_that_the_item_trains(name, size, commands):
     item = ITEMS[name]
     for study in item.studies(size):
-        lines = [line for line in study.commands((5,), Path("runs"), None) if " train " in line]
+        lines = [line for line in replace(study, seeds=(5,)).commands(Path("runs")) if " train " in line]
         assert len(lines) == len(study.scalings)
         for line, spec in zip(lines, study.scalings, strict=True):
             command, given = parsed(commands, line)
@@ -66,8 +67,6 @@ def test_the_papers_size_has_its_presets_and_the_cpus_has_none_of_them(name):
 
 
 def test_variants_of_a_study_share_everything_but_their_scaling():
-    from dataclasses import replace
-
     for item in ITEMS.values():
         for study in (*item.cpu, *item.paper):
             configs = {str(replace(v.config, scaling=None, kappa=0.7)) for v in study.variants()}
@@ -76,24 +75,24 @@ def test_variants_of_a_study_share_everything_but_their_scaling():
 
 def test_gpu_hours_follow_from_flop_steps_and_runs():
     study = ITEMS["table-4"].paper[0]
-    cost = cost_of(study, "paper", seeds=(0,))
+    cost = cost_of(study.changed((0,), None), "paper")
     # U-ViT-S/2: about 44M weights on 257 tokens, two FLOP a weight and token, thrice for forward and backward;
     # attention adds 4·L²·D in each of 13 blocks.
     dense = 3 * 2 * 44e6 * 257 * 64
     attention = 3 * 13 * 4 * 257**2 * 512 * 64
-    assert cost.flop == pytest.approx(dense + attention, rel=0.05)
-    assert cost.runs == 2
-    assert cost.hours == pytest.approx(2 * 45_000 * cost.flop / (312e12 * 0.35) / 3600)
-    assert cost_of(study, "paper", seeds=(0, 1), steps=90_000).hours == pytest.approx(4 * cost.hours)
+    assert cost["flop"] == pytest.approx(dense + attention, rel=0.05)
+    assert cost["runs"] == 2
+    assert cost["hours"] == pytest.approx(2 * 45_000 * cost["flop"] / (312e12 * 0.35) / 3600)
+    assert cost_of(study.changed((0, 1), 90_000), "paper")["hours"] == pytest.approx(4 * cost["hours"])
 
 
 def test_costs_state_their_assumptions():
-    full = describe_cost(ITEMS["figure-11"], "paper")
+    full = describe_cost(ITEMS["figure-11"], Options(size="paper"))
     assert len(full) == len(ITEMS["figure-11"].paper) + 1
     assert "GPU-hours" in full[-1]
     assert "A100" in full[-1]
     assert "35%" in full[-1]
-    small = describe_cost(ITEMS["figure-7"], "cpu")
+    small = describe_cost(ITEMS["figure-7"], Options())
     assert "min on 2 cores" in small[-1]
     assert all(0 < minutes_on_two_cores(item) < 60 for item in ITEMS.values())
 

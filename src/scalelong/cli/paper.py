@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from scalelong.paper.items import Item
     from scalelong.paper.run import Options
 
-WORDS = ("list", "all", "page")
-
 
 def paper(
     item: Annotated[str, typer.Argument(help="figure-1, 3, 5, 6, 7, 11, 12 or 13, table-1 … 4; or list, all or page.")],
@@ -48,9 +46,8 @@ def paper(
 
       scalelong paper all --no-train; scalelong paper page
     """
-    from scalelong.errors import unknown
     from scalelong.experiments.plan import parse_seeds
-    from scalelong.paper.items import ITEMS, find_item
+    from scalelong.paper.items import find_item
     from scalelong.paper.run import Options
 
     chosen = None if seeds is None else parse_seeds(seeds)
@@ -62,21 +59,18 @@ def paper(
 
         typer.echo(f"page: {write_page(out, PAGE)}")
     elif item == "all":
-        _run_all(list(ITEMS.values()), options, dry_run, json)
+        _run_all(options, dry_run, json)
     else:
-        try:
-            selected = find_item(item)
-        except ValueError:
-            raise unknown("item", item, [*ITEMS, *WORDS]) from None
-        _run(selected, options, dry_run, json)
+        _run(find_item(item), options, dry_run, json)
 
 
-def _run_all(items: list[Item], options: Options, dry_run: bool, json: bool) -> None:
+def _run_all(options: Options, dry_run: bool, json: bool) -> None:
     """Run the items one after the other. An item that fails does not stop the rest; the exit code is then 1."""
     from scalelong.errors import ScaleLongError
+    from scalelong.paper.items import ITEMS
 
     failed = False
-    for item in items:
+    for item in ITEMS.values():
         try:
             _run(item, options, dry_run, json)
         except ScaleLongError as error:
@@ -96,7 +90,7 @@ def _run(item: Item, options: Options, dry_run: bool, json: bool) -> None:
         result = run_item(item, options)
     except StoppedError as stopped:
         typer.echo("stopped; run the same command again to resume", err=True)
-        raise typer.Exit(128 + stopped.signal) from None
+        raise typer.Exit(128 + stopped.args[0]) from None
     if json:
         echo_json(result)
     else:
@@ -110,14 +104,9 @@ def _run(item: Item, options: Options, dry_run: bool, json: bool) -> None:
 def _dry_run(item: Item, options: Options, json: bool) -> None:
     from scalelong.paper.run import describe_cost
 
-    seeds = options.seeds
-    commands = [
-        line
-        for study in item.studies(options.size)
-        for line in study.commands(study.seeds if seeds is None else seeds, options.runs, options.steps)
-    ]
-    commands += list(item.commands) if options.size == "paper" else []
-    costs = describe_cost(item, options.size, seeds, options.steps)
+    commands = [line for study in options.studies(item) for line in study.commands(options.runs)]
+    commands += item.commands if options.size == "paper" else ()
+    costs = describe_cost(item, options)
     if json:
         echo_json({"item": item.name, "commands": commands, "cost": costs})
         return

@@ -1,4 +1,4 @@
-"""What the figures share: colors that remain distinct under color blindness (Okabe and Ito), and a log axis."""
+"""How variants are named and drawn: labels, colors that remain distinct under color blindness, and a log axis."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_KINDS = {
-    "none": "#000000",
-    "uniform": "#E69F00",
-    "cs-reverse": "#D55E00",
-    "cs": "#0072B2",
-    "ls": "#009E73",
-    "stable": "#CC79A7",
-    "rezero": "#56B4E9",
+_KINDS = {  # name, name before a parameter, color (Okabe and Ito)
+    "none": ("no scaling", "", "#000000"),
+    "uniform": ("1/√2", "κ_i = ", "#E69F00"),
+    "cs-reverse": ("CS reversed", "CS reversed ", "#D55E00"),
+    "cs": ("CS", "CS ", "#0072B2"),
+    "ls": ("LS", "LS, ", "#009E73"),
+    "stable": ("stable", "stable τ = ", "#CC79A7"),
+    "rezero": ("ReZero", "", "#56B4E9"),
 }
-EXTRA = ("#CC79A7", "#56B4E9", "#009E73", "#D55E00", "#999999", "#0072B2")
+SERIES = ("#000000", "#CC79A7", "#56B4E9", "#009E73", "#D55E00", "#999999", "#0072B2")
 GRAY = "#999999"
+
+
+def _kind(variant: str) -> str:
+    return next(kind for kind in _KINDS if variant == kind or variant.startswith(f"{kind}-"))
 
 
 def color(variant: str) -> str:
     """Return the color of a kind of scaling, the same in every figure."""
-    kind = next((name for name in _KINDS if variant == name or variant.startswith(f"{name}-")), None)
-    return EXTRA[0] if kind is None else _KINDS[kind]
+    return _KINDS[_kind(variant)][2]
+
+
+def label(variant: str) -> str:
+    """Name a variant for people: none → no scaling, cs-0.7 → CS 0.7, ls-reduction-4 → LS, reduction 4."""
+    kind = _kind(variant)
+    name, prefix, _ = _KINDS[kind]
+    return name if variant == kind else prefix + variant.removeprefix(f"{kind}-").replace("-", " ")
 
 
 def log_scale(ax: Axes) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import ScaleLongError
 from scalelong.experiments.statistics import mean_interval, paired_ratio, plus_minus
-from scalelong.paper.drawing import EXTRA, GRAY, color, log_scale
-from scalelong.paper.judge import Claim, Outcome, Region, Table, above, below, cell, label, mean
+from scalelong.paper.drawing import GRAY, SERIES, color, label, log_scale
+from scalelong.paper.judge import LESS, Claim, Outcome, Region, Table, above, cell, mean
 from scalelong.paper.study import Trained
 
 if TYPE_CHECKING:
@@ -84,18 +84,15 @@ def _add_noise(outcome: Outcome, trained: Trained) -> None:
         for what, values in (("loss's rise", rises), ("gain", gains)):
             text = f"{label(variant)} lowers the {what} under extra noise of σ_δ² = {VARIANCE:g}"
             ratio = paired_ratio(values[variant], values["none"])
-            outcome.claim(trained, text, f"{what}, {label(variant)} / no scaling", below(1.0), ratio)
-    rows = [(label(v), *(cell(mean(list(each[v].values()))) for each in (rises, gains))) for v in trained.variants]
+            outcome.claim(trained, text, f"{what}, {label(variant)} / no scaling", LESS, ratio)
+    rows = [(label(v), *(cell(each[v].values()) for each in (rises, gains))) for v in trained.variants]
     title = f"{trained.title}: extra noise of σ_δ² = {VARIANCE:g}"
     outcome.tables.append(Table(title, ("variant", "loss with / without", "gain"), rows))
-    losses = {
-        variant: [
-            [variance, round(math.fsum(r["loss"][variance] for r in seeds.values()) / len(seeds), 5)]
-            for variance in (0.0, *VARIANCES)
-        ]
-        for variant, seeds in runs.items()
-        if seeds
-    }
+    losses = {}
+    for variant, seeds in runs.items():
+        if seeds:
+            by_variance = zip(*(r["loss"].items() for r in seeds.values()), strict=True)
+            losses[variant] = [[points[0][0], round(fmean(loss for _, loss in points), 5)] for points in by_variance]
     outcome.data["noise"].append({"label": trained.title, "losses": losses})
 
 
@@ -115,7 +112,7 @@ def sensitivity(folder: Path) -> dict[str, dict[float, float]]:
 def draw_figure_3(data: dict[str, Any], figure: Figure) -> None:
     """Draw the ratios of every dataset, and the loss under extra noise of every study."""
     axes = figure.subplots(1, 1 + len(data["noise"]), squeeze=False)[0]
-    for (name, histogram), line in zip(data["histograms"].items(), ("#000000", *EXTRA), strict=False):
+    for (name, histogram), line in zip(data["histograms"].items(), SERIES, strict=False):
         total = sum(histogram["counts"]) + histogram["below"] + histogram["above"]
         axes[0].stairs([count / total for count in histogram["counts"]], histogram["edges"], label=name, color=line)
     axes[0].axvline(5, color=GRAY, ls=":", lw=1)

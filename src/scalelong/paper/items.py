@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import unknown
+from scalelong.paper import inputs, networks, oscillation, quality
 from scalelong.paper import studies as s
-from scalelong.paper.inputs import draw_figure_3, figure_3
 from scalelong.paper.judge import Outcome, above
-from scalelong.paper.networks import draw_figure_7, draw_figure_11, figure_7, figure_11
-from scalelong.paper.oscillation import draw_figure_1, draw_figure_12, figure_1, figure_12
-from scalelong.paper.quality import (
-    OURS,
-    SIMILAR,
-    TABLE_1,
-    TABLE_2,
-    TABLE_3,
-    Ends,
-    Pairs,
-    draw_curves,
-    draw_ends,
-    figure_5,
-    table_4,
-)
+from scalelong.paper.quality import OURS, Pairs, compare_ends, draw_curves, draw_ends
 from scalelong.paper.study import Study, Trained
 
 if TYPE_CHECKING:
@@ -61,8 +48,9 @@ class Item:
     commands: tuple[str, ...] = ()
     inches: tuple[float, float] = (11.0, 4.2)
 
-    def studies(self, size: str) -> tuple[Study, ...]:
-        return self.cpu if size == "cpu" else self.paper
+    def studies(self, size: str, seeds: tuple[int, ...] | None = None, steps: int | None = None) -> list[Study]:
+        """Return the studies of a size, with other seeds or steps if they are given."""
+        return [study.changed(seeds, steps) for study in (self.cpu if size == "cpu" else self.paper)]
 
 
 def _with(study: Study, *scalings: Scaling) -> Study:
@@ -71,7 +59,11 @@ def _with(study: Study, *scalings: Scaling) -> Study:
 
 LONG = "2,500 steps of a U-ViT of width 64 on Fashion-MNIST instead of 500,000 steps of width 512 on CIFAR-10"
 SHORT = "250 steps of a U-ViT of width 64 on 8×8 digits instead of CIFAR-10; validation loss instead of FID"
-ROBUST = ("reduction-4", "reduction-8", "activation-elu", "activation-mish")
+# (variant, baseline) of the claims
+LARGE = (("uniform-1.25", "none"), ("uniform-1.5", "none"))
+DESIGNS = tuple((f"ls-{name}", "ls") for name in ("reduction-4", "reduction-8", "activation-elu", "activation-mish"))
+MODULES = (("ls", "ls-calibration-scalar"), ("ls-calibration-ie", "ls-calibration-scalar"))
+BLOCKS = tuple(product(("cs", "ls"), ("stable-0.1", "stable-0.3", "rezero")))
 _FOUR = (_with(s.CAMPAIGN, *s.FOUR),)
 
 _ITEMS = (
@@ -79,13 +71,13 @@ _ITEMS = (
         "figure-1", "Feature oscillation during training",
         "the norm of hidden features during training: it oscillates most without scaling, less with 1/√2, and least "
         "with CS and LS",
-        figure_1, draw_figure_1, cpu=_FOUR, paper=(s.CIFAR, s.CIFAR_DEEP), differs=LONG,
+        oscillation.figure_1, oscillation.draw_figure_1, cpu=_FOUR, paper=(s.CIFAR, s.CIFAR_DEEP), differs=LONG,
     ),
     Item(
         "figure-3", "Inputs, ratios, and extra noise",
         "(a) ‖x_t‖² is of order m; (b) ‖ε‖²/‖x_t‖² has a mean of about 1.22, with more than 97 % below 5; (c) extra "
         "noise at the input harms the unscaled network most",
-        figure_3, draw_figure_3, cpu=_FOUR, paper=(s.CIFAR,), minutes=3,
+        inputs.figure_3, inputs.draw_figure_3, cpu=_FOUR, paper=(s.CIFAR,), minutes=3,
         differs="of the paper's datasets only CIFAR-10 is measured, next to other data; (c) is " + LONG,
         commands=tuple(f"scalelong kappa --data {name} --skips 6" for name in ("cifar10", "celeba64", "imagenet64")),
     ),
@@ -93,40 +85,40 @@ _ITEMS = (
         "figure-5", "Training curves",
         "FID during training: CS and LS reach the unscaled network's FID in at most 1/1.5 of its steps, across data, "
         "batch sizes, depths and architectures (batch 32: LS after 6.7 h is better than unscaled after 15.6 h)",
-        figure_5, draw_curves, cpu=_FOUR,
+        quality.figure_5, draw_curves, cpu=_FOUR,
         paper=(s.CIFAR_CURVES, s.CIFAR_BATCH_32, s.CIFAR_DEEP, s.CELEBA_CURVES, s.CIFAR_UNET_CURVES),
         differs=LONG + "; validation loss instead of FID-10k",
     ),
     Item(
         "figure-6", "Small batches and deep networks",
         "FID with smaller batches and more blocks: CS and LS improve clearly on no scaling and on 1/√2",
-        Ends((Pairs(OURS),)), draw_ends,
+        partial(compare_ends, claims=(Pairs(OURS),)), draw_ends,
         cpu=(_with(s.DIGITS, *s.FOUR), _with(s.SMALL_BATCH, *s.FOUR), s.DEEP),
         paper=(s.CIFAR_BATCH_64, s.CIFAR_BATCH_32, s.CIFAR_DEEP), differs=SHORT,
     ),
     Item(
         "figure-7", "The κ_i that LS learns",
         "κ_i of LS on 30 Gaussian inputs: inside the range of CS, on almost the same exponential curve",
-        figure_7, draw_figure_7, cpu=(_with(s.CAMPAIGN, s.LS),),
+        networks.figure_7, networks.draw_figure_7, cpu=(_with(s.CAMPAIGN, s.LS),),
         paper=tuple(_with(study, s.LS) for study in (s.CIFAR, s.CELEBA, s.IMAGENET_M, s.COCO)),
         differs=LONG, minutes=0.5, inches=(6.5, 4.2),
     ),
     Item(
         "figure-11", "‖b_i∘a_i‖ during training", "‖b_i∘a_i‖ during training: always above 1 and growing, so M_0 ≥ 1",
-        figure_11, draw_figure_11, cpu=(_with(s.CAMPAIGN, s.NONE),),
+        networks.figure_11, networks.draw_figure_11, cpu=(_with(s.CAMPAIGN, s.NONE),),
         paper=(_with(s.CIFAR, s.NONE), _with(s.CELEBA, s.NONE)), differs=LONG, minutes=5, inches=(7.0, 4.4),
     ),
     Item(
         "figure-12", "Feature oscillation, seed by seed",
         "Fig. 1 with other random seeds (depth 12): features oscillate without scaling for every seed, and less with "
         "the proposed methods",
-        figure_12, draw_figure_12, cpu=(_with(s.CAMPAIGN, s.NONE, s.CS, s.LS),),
+        oscillation.figure_12, oscillation.draw_figure_12, cpu=(_with(s.CAMPAIGN, s.NONE, s.CS, s.LS),),
         paper=(_with(s.CIFAR, s.NONE, s.CIFAR_CS, s.LS),), differs=LONG, inches=(12.0, 3.8),
     ),
     Item(
         "figure-13", "κ > 1",
         "κ_i = κ > 1 degrades the result, most with small batches (ImageNet 64 with batch 256 collapses)",
-        Ends((Pairs((("uniform-1.25", "none"), ("uniform-1.5", "none")), "raises", above(1.0)),)), draw_ends,
+        partial(compare_ends, claims=(Pairs(LARGE, "raises", above(1.0)),)), draw_ends,
         cpu=(_with(s.DIGITS, s.NONE, *s.LARGE), _with(s.SMALL_BATCH, s.NONE, *s.LARGE)),
         paper=(_with(s.CIFAR, s.NONE, *s.LARGE), s.IMAGENET_LARGE),
         differs=SHORT + "; κ of 1.25 and 1.5, because the text names none", inches=(9.0, 4.2),
@@ -134,7 +126,7 @@ _ITEMS = (
     Item(
         "table-1", "FID of every setting",
         "FID at the end of training: CS and LS are best or close to it in every setting, also compared with 1/√2",
-        Ends((Pairs(OURS),), printed=TABLE_1, notes={
+        partial(compare_ends, claims=(Pairs(OURS),), printed=quality.TABLE_1, notes={
             "cpu": "The paper's FIDs next to ours are of U-ViT-S/2 on CIFAR-10: another quantity.",
         }),
         draw_ends, cpu=_FOUR,
@@ -145,12 +137,9 @@ _ITEMS = (
     Item(
         "table-2", "The calibration network of LS",
         "FID of LS by reduction, activation and module: robust to the first two; SE and IE beat a learned κ_i",
-        Ends(
-            (
-                Pairs(tuple((f"ls-{design}", "ls") for design in ROBUST), "hardly moves", SIMILAR),
-                Pairs(tuple((design, "ls-calibration-scalar") for design in ("ls", "ls-calibration-ie"))),
-            ),
-            baseline="ls", printed=TABLE_2, notes=dict.fromkeys(
+        partial(
+            compare_ends, claims=(Pairs(DESIGNS, "hardly moves", quality.SIMILAR), Pairs(MODULES)), baseline="ls",
+            printed=quality.TABLE_2, notes=dict.fromkeys(
                 SIZES, "Robust means within 5 %. The third verdict then means that the interval is wider than that."
             ),
         ),
@@ -160,14 +149,14 @@ _ITEMS = (
     Item(
         "table-3", "Scaling blocks instead",
         "FID when the outputs of blocks are scaled instead (stable τ, ReZero): worse than CS (2.98) and LS (3.01)",
-        Ends((Pairs(tuple(product(("cs", "ls"), ("stable-0.1", "stable-0.3", "rezero")))),), printed=TABLE_3),
+        partial(compare_ends, claims=(Pairs(BLOCKS),), printed=quality.TABLE_3),
         draw_ends, cpu=(_with(s.DIGITS, s.NONE, s.CS, s.LS, *s.BLOCKS),),
         paper=(_with(s.CIFAR, s.NONE, s.CIFAR_CS, s.LS, *s.BLOCKS),), differs=SHORT, inches=(8.0, 4.6),
     ),
     Item(
         "table-4", "The direction of scaling",
         "FID-10k during training with κ^(i−1) and the reverse κ^(N−i+1): the reverse leads at 5k steps and never after",
-        table_4, draw_curves, cpu=(_with(s.CAMPAIGN, s.REVERSE, s.CS),), paper=(s.CIFAR_REVERSE,),
+        quality.table_4, draw_curves, cpu=(_with(s.CAMPAIGN, s.REVERSE, s.CS),), paper=(s.CIFAR_REVERSE,),
         differs=LONG + "; validation loss during training",
     ),
 )  # fmt: skip
@@ -178,5 +167,5 @@ def find_item(name: str) -> Item:
     """Return the item of a name. `figure 7`, `fig-7` and `Table-1` work too; an unknown name raises."""
     plain = name.strip().lower().replace(" ", "-").replace("_", "-").replace("fig-", "figure-")
     if plain not in ITEMS:
-        raise unknown("item", name, ITEMS)
+        raise unknown("item", name, [*ITEMS, "list", "all", "page"])
     return ITEMS[plain]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from scalelong.experiments.statistics import Estimate, change, mean_interval, plus_minus
+from scalelong.paper.drawing import label
 from scalelong.paper.study import Trained
 
 AGREES = "agrees"
@@ -38,15 +39,7 @@ def above(edge: float) -> Region:
     return Region(low=edge)
 
 
-def judge(estimate: Estimate | None, region: Region) -> str:
-    """Return the verdict: agreement or disagreement only if the whole interval is on one side of the region's edge."""
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return OPEN
-    if region.low < estimate.low and estimate.high < region.high:
-        return AGREES
-    if estimate.high <= region.low or estimate.low >= region.high:
-        return DISAGREES
-    return UNSEEN
+LESS = below(1.0)  # of a ratio
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,13 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        return judge(self.estimate, self.region)
+        """Agreement or disagreement only if the whole interval is on one side of the region's edge."""
+        estimate, region = self.estimate, self.region
+        if estimate is None or estimate.low is None or estimate.high is None:
+            return OPEN
+        if region.low < estimate.low and estimate.high < region.high:
+            return AGREES
+        return DISAGREES if estimate.high <= region.low or estimate.low >= region.high else UNSEEN
 
     def to_dict(self) -> dict[str, Any]:
         ends = [None if math.isinf(end) else end for end in (self.region.low, self.region.high)]
@@ -90,77 +89,39 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=lambda: {"panels": []})
 
-    @property
-    def panels(self) -> list[dict[str, Any]]:
-        panels: list[dict[str, Any]] = self.data["panels"]
-        return panels
-
     def claim(
         self, trained: Trained, text: str, quantity: str, region: Region, estimate: Estimate | None, paper: str = ""
     ) -> None:
         """Add a claim about the runs of a study."""
-        self.claims.append(Claim(where(trained) + text, quantity, region, estimate, paper))
+        self.claims.append(Claim(f"{trained.title}: {text}", quantity, region, estimate, paper))
+
+    def claim_ratios(
+        self, trained: Trained, key: str, what: str, pairs: Sequence[tuple[str, str]], *, verb: str = "lowers",
+        region: Region = LESS, paper: Mapping[tuple[str, str], str] | None = None, valid: bool = True,
+    ) -> None:  # fmt: skip
+        """Claim for each (variant, baseline) of the study that the ratio of a measure lies in the region.
+
+        A measure that is not `valid` gets no verdict.
+        """
+        for kind, base in pairs:
+            variant, baseline = trained.named(kind), trained.named(base)
+            if variant is not None and baseline is not None:
+                text = f"{label(variant)} {verb} the {what} against {label(baseline)}"
+                quantity = f"{what}, {label(variant)} / {label(baseline)}"
+                ratio = trained.ratio(variant, baseline, key) if valid else None
+                self.claim(trained, text, quantity, region, ratio, (paper or {}).get((kind, base), ""))
 
 
-LABELS = {"none": "no scaling", "uniform": "1/√2", "cs": "CS", "cs-reverse": "CS reversed", "ls": "LS"}
-_PREFIXES = {"cs-reverse-": "CS reversed ", "cs-": "CS ", "uniform-": "κ_i = ", "stable-": "stable τ = "}
-
-
-def label(variant: str) -> str:
-    """Name a variant for people: none → no scaling, cs-0.7 → CS 0.7, ls-reduction-4 → LS, reduction 4."""
-    if variant in LABELS:
-        return LABELS[variant]
-    for prefix, text in _PREFIXES.items():
-        if variant.startswith(prefix):
-            return text + variant.removeprefix(prefix)
-    if variant.startswith("ls-"):
-        return "LS, " + variant.removeprefix("ls-").replace("-", " ")
-    return {"rezero": "ReZero"}.get(variant, variant)
-
-
-def where(trained: Trained) -> str:
-    """Return `batch 4: ` if the study has a label."""
-    return f"{trained.study.label}: " if trained.study.label else ""
-
-
-def mean(values: Sequence[float]) -> Estimate | None:
+def mean(values: Iterable[float]) -> Estimate | None:
+    """Return the mean of values with its interval; None without values."""
+    values = list(values)
     return mean_interval(values) if values else None
 
 
-def cell(estimate: Estimate | None) -> str:
+def cell(values: Iterable[float]) -> str:
+    """Format the mean of values for a table."""
+    estimate = mean(values)
     return "–" if estimate is None else plus_minus(estimate)
-
-
-def ratio_claims(
-    trained: Trained,
-    key: str,
-    what: str,
-    pairs: Sequence[tuple[str, str]],
-    *,
-    region: Region | None = None,
-    verb: str = "lowers",
-    paper: dict[tuple[str, str], str] | None = None,
-    valid: bool = True,
-) -> list[Claim]:
-    """Claim for each (variant, baseline) of the study that the ratio of a measure lies in the region (below 1).
-
-    A measure that is not `valid` gets no verdict.
-    """
-    claims = []
-    for kind, base in pairs:
-        variant, baseline = trained.named(kind), trained.named(base)
-        if variant is None or baseline is None:
-            continue
-        claims.append(
-            Claim(
-                f"{where(trained)}{label(variant)} {verb} the {what} against {label(baseline)}",
-                f"{what}, {label(variant)} / {label(baseline)}",
-                region or below(1.0),
-                trained.ratio(variant, baseline, key) if valid else None,
-                (paper or {}).get((kind, base), ""),
-            )
-        )
-    return claims
 
 
 def means_table(
@@ -173,10 +134,12 @@ def means_table(
         cells = [label(variant)]
         for key, _ in measures:
             ratio = None if base is None or variant == base else trained.ratio(variant, base, key)
-            cells.append(cell(trained.mean(variant, key)) + (f" ({change(ratio)})" if ratio is not None else ""))
+            text = cell(trained.values(variant, key).values())
+            cells.append(text + (f" ({change(ratio)})" if ratio is not None else ""))
         if printed:
             kind = next((kind for kind in printed if trained.named(kind) == variant), None)
             cells.append(f"FID {printed[kind]}" if kind else "–")
         rows.append(cells)
     columns = ["variant", *(title for _, title in measures), *(["the paper's"] if printed else [])]
-    return Table(f"{trained.title}: {trained.steps:,} steps, {len(trained.seeds)} seeds", columns, rows)
+    study = trained.study
+    return Table(f"{study.label}: {study.steps:,} steps, {len(study.seeds)} seeds", columns, rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalelong.experiments.statistics import paired_ratio
-from scalelong.paper.drawing import EXTRA, GRAY, color, log_scale
+from scalelong.paper.drawing import GRAY, SERIES, color, log_scale
 from scalelong.paper.judge import Outcome, Table, above, below, cell, mean
 from scalelong.paper.study import Trained
 
@@ -34,16 +34,13 @@ def figure_7(studies: Sequence[Trained], size: str) -> Outcome:
         outcome.claim(trained, text, quantity, below(0.0), mean(slopes), "almost CS's exponential")
         text, quantity = "they lie in CS's range, 0.5^(i−1) to 0.95^(i−1)", "share of κ_2 … κ_N inside"
         outcome.claim(trained, text, quantity, above(0.99), mean(shares), "all")
-        outcome.panels.append({"label": trained.title, "kappas": {str(seed): k for seed, k in kappas.items()}})
+        outcome.data["panels"].append({"label": trained.title, "kappas": kappas})
         outcome.tables.append(_kappa_table(trained, list(kappas.values())))
-    outcome.notes.extend(
-        (
-            f"κ_i is the mean over tokens and {GAUSSIAN_INPUTS} inputs of N(0, I) at the last timestep, from the EMA "
-            "network. LS starts near 0.5 for every i (a sigmoid cannot reach κ_1 = 1, so the range is counted from "
-            "i = 2).",
-            "A constant 0.5 lies in the range too: untrained, LS would pass the second claim, which tests little.",
-        )
-    )
+    outcome.notes += [
+        f"κ_i is the mean over tokens and {GAUSSIAN_INPUTS} inputs of N(0, I) at the last timestep, from the EMA "
+        "network. LS starts near 0.5 for every i (a sigmoid cannot reach κ_1 = 1, so the range is counted from i = 2).",
+        "A constant 0.5 lies in the range too: untrained, LS would pass the second claim, which tests little.",
+    ]
     if size == "cpu":
         outcome.notes.append(
             "With 17 tokens and a reduction of 16 the calibration network has one hidden unit: where its ReLU is off, "
@@ -89,9 +86,9 @@ def share_inside(kappas: Sequence[float]) -> float:
 def _kappa_table(trained: Trained, kappas: list[list[float]]) -> Table:
     n = max(map(len, kappas), default=0)
     low, high = ([f"{base**i:.3g}" for i in range(n)] for base in (LOW, HIGH))
-    means = [cell(mean([values[i] for values in kappas])) for i in range(n)]
+    means = [cell(values[i] for values in kappas) for i in range(n)]
     rows = (("LS", *means), ("CS with κ = 0.5", *low), ("CS with κ = 0.95", *high))
-    title = f"{trained.title}: {trained.steps:,} steps, {len(kappas)} seeds"
+    title = f"{trained.title}: {trained.study.steps:,} steps, {len(kappas)} seeds"
     return Table(title, ("", *(f"κ_{i}" for i in range(1, n + 1))), rows)
 
 
@@ -129,19 +126,18 @@ def figure_11(studies: Sequence[Trained], size: str) -> Outcome:
         last = largest[steps[-1]] if steps else {}
         growth = paired_ratio(last, largest[steps[0]]) if len(steps) > 1 else None
         text, quantity = "M_0 = max ‖b_i∘a_i‖ is above 1 at the end", "M_0 at the last step"
-        outcome.claim(trained, text, quantity, above(1.0), mean(list(last.values())), "> 1")
+        outcome.claim(trained, text, quantity, above(1.0), mean(last.values()), "> 1")
         text, quantity = "every ‖b_i∘a_i‖ is above 1 at every measured step", "the smallest ‖b_i∘a_i‖ over i and steps"
         outcome.claim(trained, text, quantity, above(1.0), mean(overall), "> 1")
         text, quantity = "the norms grow with training", "M_0 at the last step / at initialization"
         outcome.claim(trained, text, quantity, above(1.0), growth, "monotonically increasing")
         rows = [
-            (name, *(cell(mean(list(values[step].values()))) for step in steps))
+            (name, *(cell(values[step].values()) for step in steps))
             for name, values in (("M_0, the largest", largest), ("the smallest", smallest))
         ]
         title = f"{trained.title}: ‖b_i∘a_i‖ without scaling, {len(norms)} seeds"
         outcome.tables.append(Table(title, ("step", *(f"{step:,}" for step in steps)), rows))
-        named = {str(seed): {str(step): values for step, values in by_step.items()} for seed, by_step in norms.items()}
-        outcome.panels.append({"label": trained.title, "norms": named})
+        outcome.data["panels"].append({"label": trained.title, "norms": norms})
     return outcome
 
 
@@ -176,11 +172,11 @@ def draw_figure_11(data: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots(1, len(data["panels"]), squeeze=False)[0]
     for ax, panel in zip(axes, data["panels"], strict=True):
         for k, norms in enumerate(panel["norms"].values()):
-            steps = sorted(norms, key=int)
-            for i in range(len(norms[steps[0]])):
-                shade = ("#000000", *EXTRA)[i % 7]
-                values, name = [norms[step][i] for step in steps], f"i = {i + 1}" if k == 0 else None
-                ax.plot([int(step) for step in steps], values, "o-", ms=3, lw=1, color=shade, label=name)
+            for i, values in enumerate(zip(*norms.values(), strict=True)):
+                name = f"i = {i + 1}" if k == 0 else None
+                ax.plot(
+                    [int(step) for step in norms], values, "o-", ms=3, lw=1, color=SERIES[i % len(SERIES)], label=name
+                )
         ax.axhline(1, color=GRAY, ls=":", lw=1)
         ax.set(title=f"{panel['label']}, no scaling, every seed", xlabel="step", ylabel="‖b_i∘a_i‖")
         log_scale(ax)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelong.experiments.statistics import CONFIDENCE, Estimate
-from scalelong.paper.drawing import color, log_scale
-from scalelong.paper.judge import Outcome, below, label, means_table, ratio_claims, where
+from scalelong.paper.drawing import color, label, log_scale
+from scalelong.paper.judge import LESS, Outcome, mean, means_table
 from scalelong.paper.study import Trained
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from scalelong.runs.stability import StabilityArrays
 
 RESAMPLES = 2000
 PAIRS = (("cs", "none"), ("ls", "none"), ("uniform", "none"), ("cs", "uniform"), ("ls", "uniform"))
@@ -29,20 +31,22 @@ def figure_1(studies: Sequence[Trained], size: str) -> Outcome:
     """Compare oscillation over the second half of training, paired by seed."""
     outcome = Outcome(notes=[MEANING])
     for trained in studies:
-        outcome.claims += ratio_claims(trained, "feature_oscillation", "oscillation of the features", PAIRS)
-        outcome.claims += ratio_claims(trained, "middle_oscillation", MIDDLE, PAIRS[:2])
-        outcome.claims += ratio_claims(trained, "gradient_oscillation", "oscillation of the gradient", PAIRS[:2])
+        outcome.claim_ratios(trained, "feature_oscillation", "oscillation of the features", PAIRS)
+        outcome.claim_ratios(trained, "middle_oscillation", MIDDLE, PAIRS[:2])
+        outcome.claim_ratios(trained, "gradient_oscillation", "oscillation of the gradient", PAIRS[:2])
         measures = [
             ("feature_oscillation", "oscillation of features"),
             ("middle_oscillation", "of the middle block's output"),
             ("gradient_oscillation", "of the gradient"),
         ]
         outcome.tables.append(means_table(trained, measures, "none"))
-        outcome.panels.append(_norms(trained) | {"by_skip": _by_skip(trained)})
-        means = [e.mean for v in trained.variants if (e := trained.mean(v, "feature_oscillation")) is not None]
-        if means:  # how large the oscillation is at all
+        outcome.data["panels"].append(_norms(trained) | {"by_skip": _by_skip(trained)})
+        estimates = [mean(trained.values(v, "feature_oscillation").values()) for v in trained.variants]
+        if means := [
+            estimate.mean for estimate in estimates if estimate is not None
+        ]:  # how large the oscillation is at all
             outcome.notes.append(
-                f"{where(trained)}one step changes the features' norms by {min(means):.2%} (the calmest variant) to "
+                f"{trained.title}: one step changes the features' norms by {min(means):.2%} (the calmest variant) to "
                 f"{max(means):.2%} (the least calm). Ratios of such numbers are not instability by themselves."
             )
     return outcome
@@ -56,40 +60,39 @@ def figure_12(studies: Sequence[Trained], size: str) -> Outcome:
     )
     outcome = Outcome(notes=[note, MEANING])
     for trained in studies:
-        outcome.panels.append(_norms(trained))
+        outcome.data["panels"].append(_norms(trained))
         outcome.tables.append(means_table(trained, [("middle_oscillation", MIDDLE)], "none"))
+        baseline = trained.logs("none")
         for variant in filter(None, map(trained.named, ("cs", "ls"))):
-            for seed in trained.seeds:
-                ratio = resampled_ratio(_late_jumps(trained, variant, seed), _late_jumps(trained, "none", seed))
+            logs = trained.logs(variant)
+            for seed in trained.study.seeds:
+                ratio = resampled_ratio(_late_jumps(logs.get(seed)), _late_jumps(baseline.get(seed)))
                 text = f"seed {seed}: {label(variant)} lowers the middle block's oscillation"
                 quantity = f"{MIDDLE}, {label(variant)} / no scaling, seed {seed}"
-                outcome.claim(trained, text, quantity, below(1.0), ratio)
+                outcome.claim(trained, text, quantity, LESS, ratio)
     return outcome
 
 
-def resampled_ratio(
-    jumps: dict[int, float] | None, baseline: dict[int, float] | None, seed: int = 0
-) -> Estimate | None:
+def resampled_ratio(jumps: dict[int, float], baseline: dict[int, float]) -> Estimate | None:
     """Return std(jumps)/std(baseline) with its 95 % bootstrap percentile interval over the steps that both have."""
-    shared = sorted(set(jumps or ()) & set(baseline or ()))
-    if jumps is None or baseline is None or len(shared) < 8:
+    shared = sorted(jumps.keys() & baseline.keys())
+    if len(shared) < 8:
         return None
     own, other = (np.array([side[step] for step in shared]) for side in (jumps, baseline))
     if own.std() == 0 or other.std() == 0:
         return None
-    picks = np.random.default_rng(seed).integers(0, len(shared), (RESAMPLES, len(shared)))
+    picks = np.random.default_rng(0).integers(0, len(shared), (RESAMPLES, len(shared)))
     with np.errstate(divide="ignore"):
         ratios = own[picks].std(1) / other[picks].std(1)
     low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(float(own.std() / other.std()), float(low), float(high), len(shared))
 
 
-def _late_jumps(trained: Trained, variant: str, seed: int) -> dict[int, float] | None:
+def _late_jumps(log: StabilityArrays | None) -> dict[int, float]:
     """Return step → the one-step change of log‖h_N‖ on the probe, over the second half."""
-    log = trained.stability(variant, seed)
     jumps = None if log is None else log.matrix("jump", "probe", "backbone")
     if log is None or jumps is None:
-        return None
+        return {}
     last = jumps[:, -1]
     keep = log.late() & np.isfinite(last)
     return {int(step): float(value) for step, value in zip(log.steps[keep], last[keep], strict=True)}
@@ -99,23 +102,20 @@ def _norms(trained: Trained) -> dict[str, Any]:
     """Collect ‖h_N‖ on the probe during training, for every variant and seed."""
     lines = []
     for variant in trained.variants:
-        for seed in trained.seeds:
-            log = trained.stability(variant, seed)
-            norms = None if log is None else log.matrix("probe", "backbone")
-            if log is not None and norms is not None:
+        for seed, log in trained.logs(variant).items():
+            if (norms := log.matrix("probe", "backbone")) is not None:
                 values = [round(float(v), 4) if np.isfinite(v) else None for v in norms[:, -1]]
                 steps = log.steps.astype(int).tolist()
                 lines.append({"variant": variant, "seed": seed, "steps": steps, "norm": values})
-    return {"label": trained.title, "seeds": list(trained.seeds), "lines": lines}
+    return {"label": trained.title, "seeds": list(trained.study.seeds), "lines": lines}
 
 
 def _by_skip(trained: Trained) -> dict[str, list[float]]:
     """Return variant → oscillation of h_1 … h_N, mean over seeds."""
     spreads = {}
     for variant in trained.variants:
-        logs = [log for seed in trained.seeds if (log := trained.stability(variant, seed)) is not None]
-        rows = [spread for log in logs if (spread := log.oscillation("probe", "backbone")) is not None]
-        if rows:
+        spread = [log.oscillation("probe", "backbone") for log in trained.logs(variant).values()]
+        if rows := [row for row in spread if row is not None]:
             spreads[variant] = [round(float(v), 6) for v in np.mean(rows, axis=0)]
     return spreads
 

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalelong.experiments.comparison import CURVES as TITLES
-from scalelong.paper.drawing import GRAY, color, log_scale
-from scalelong.paper.judge import (
-    Claim,
-    Outcome,
-    Region,
-    Table,
-    above,
-    cell,
-    label,
-    mean,
-    means_table,
-    ratio_claims,
-    where,
-)
+from scalelong.paper.drawing import GRAY, color, label, log_scale
+from scalelong.paper.judge import LESS, Outcome, Region, Table, above, cell, mean, means_table
 from scalelong.paper.study import Trained
 
 if TYPE_CHECKING:
@@ -49,6 +36,11 @@ TABLE_2 = {CIFAR: {
 TABLE_3 = {CIFAR: {
     "stable-0.1": "3.77", "stable-0.3": "3.75", "rezero": "3.46", "cs": "2.98", "ls": "3.01", "none": "3.11",
 }}  # fmt: skip
+SOONER = (
+    "Sooner: the steps after which no scaling first reached its own final value, divided by the variant's steps to "
+    "that value, seed by seed. A run that never reached it counts with the largest factor it could still have, which "
+    "flatters it."
+)
 TABLE_4 = Table(
     "The paper's FID-10k on CIFAR-10, batch 64",
     ("training step", "5k", "10k", "15k", "20k", "25k", "30k", "35k", "40k", "45k"),
@@ -59,37 +51,34 @@ TABLE_4 = Table(
 )
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """Claims on (variant, baseline) pairs: the ratio of a measure at the end lies in the region."""
 
     pairs: tuple[tuple[str, str], ...]
     verb: str = "lowers"
-    region: Region | None = None
+    region: Region = LESS
 
 
-@dataclass(frozen=True)
-class Ends:
-    """An analysis that compares variants at the end of training, by validation loss and by distance if measured."""
+def compare_ends(
+    studies: Sequence[Trained], size: str, *, claims: Sequence[Pairs], baseline: str = "none",
+    printed: Mapping[str, Mapping[str, str]] | None = None, notes: Mapping[str, str] | None = None,
+) -> Outcome:  # fmt: skip
+    """Compare variants at the end of training, by validation loss and by distance if measured.
 
-    claims: tuple[Pairs, ...]
-    baseline: str = "none"
-    printed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # the paper's FIDs
-    notes: Mapping[str, str] = field(default_factory=dict)  # by size
-
-    def __call__(self, studies: Sequence[Trained], size: str) -> Outcome:
-        outcome = Outcome()
-        for trained in studies:
-            printed = self.printed.get(trained.study.preset, self.printed.get(CIFAR, {}))
-            for one in self.claims:
-                paper = {(a, b): f"FID {printed[a]} / {printed[b]}" for a, b in one.pairs} if printed else {}
-                outcome.claims += end_claims(trained, one, paper)
-            outcome.tables.append(means_table(trained, ends(trained), self.baseline, printed))
-            outcome.panels.append(_end_values(trained))
-            outcome.notes += invalid_distance(trained)
-        if size in self.notes:
-            outcome.notes.append(self.notes[size])
-        return outcome
+    `printed` has the paper's FIDs by preset and variant, `notes` a note by size.
+    """
+    outcome = Outcome()
+    for trained in studies:
+        fids = (printed or {}).get(trained.study.preset, (printed or {}).get(CIFAR, {}))
+        for one in claims:
+            paper = {(a, b): f"FID {fids[a]} / {fids[b]}" for a, b in one.pairs} if fids else {}
+            _claim_ends(outcome, trained, one, paper)
+        outcome.tables.append(means_table(trained, ends(trained), baseline, fids))
+        outcome.data["panels"].append(_end_values(trained))
+        outcome.notes += invalid_distance(trained)
+    if notes and size in notes:
+        outcome.notes.append(notes[size])
+    return outcome
 
 
 def ends(trained: Trained) -> list[tuple[str, str]]:
@@ -101,21 +90,19 @@ def ends(trained: Trained) -> list[tuple[str, str]]:
     return measures
 
 
-def end_claims(trained: Trained, claims: Pairs, paper: dict[tuple[str, str], str]) -> list[Claim]:
+def _claim_ends(outcome: Outcome, trained: Trained, claims: Pairs, paper: dict[tuple[str, str], str]) -> None:
     """Claim the pairs for every measure at the end. Distances of samples that are not images get no verdict."""
-    return [
-        claim
-        for key, title in ends(trained)
-        for claim in ratio_claims(
-            trained, key, title, claims.pairs, region=claims.region, verb=claims.verb, paper=paper,
-            valid=key != "frechet" or not invalid_distance(trained),
+    for key, title in ends(trained):
+        valid = key != "frechet" or not invalid_distance(trained)
+        outcome.claim_ratios(
+            trained, key, title, claims.pairs, verb=claims.verb, region=claims.region, paper=paper, valid=valid
         )
-    ]  # fmt: skip
 
 
 def invalid_distance(trained: Trained) -> list[str]:
     """Return why distances are not judged, if so: the samples of some variant are not images yet."""
-    means = [estimate.mean for v in trained.variants if (estimate := trained.mean(v, "frechet")) is not None]
+    estimates = [mean(trained.values(variant, "frechet").values()) for variant in trained.variants]
+    means = [estimate.mean for estimate in estimates if estimate is not None]
     if not means or max(means) < (edge := mean_image_distance(trained)):
         return []
     return [
@@ -129,23 +116,18 @@ def mean_image_distance(trained: Trained) -> float:
     from scalelong.evaluation import build_extractor
     from scalelong.runs.evaluate import training_reference
 
-    spec = trained.study.distance_spec()
-    assert spec is not None
-    config = trained.study.config(trained.study.scalings[0])
-    return float(training_reference(config, build_extractor(spec.extractor)).features.moments.covariance.trace())
+    study = trained.study
+    assert study.distance is not None
+    reference = training_reference(study.config(study.scalings[0]), build_extractor(study.distance.extractor))
+    return float(reference.features.moments.covariance.trace())
 
 
 def figure_5(studies: Sequence[Trained], size: str) -> Outcome:
     """Compare validation curves: the loss at the end, and the steps to reach the unscaled network's final value."""
-    outcome = Outcome()
-    outcome.notes.append(
-        "Sooner: the steps after which no scaling first reached its own final value, divided by the variant's steps "
-        "to that value, seed by seed. A run that never reached it counts with the largest factor it could still "
-        "have, which flatters it."
-    )
+    outcome = Outcome(notes=[SOONER])
     for trained in studies:
         key = _curve_key(trained)
-        outcome.claims += ratio_claims(trained, trained.loss, TITLES[trained.loss], OURS)
+        outcome.claim_ratios(trained, trained.loss, TITLES[trained.loss], OURS)
         for variant in filter(None, map(trained.named, ("cs", "ls"))):
             speedup, never = trained.speedup(variant, "none", key)
             text = f"{label(variant)} reaches the final {TITLES[key]} of no scaling sooner"
@@ -153,11 +135,11 @@ def figure_5(studies: Sequence[Trained], size: str) -> Outcome:
             outcome.claim(trained, text, quantity, above(1.0), speedup, "at least 1.5×")
             if never:
                 outcome.notes.append(
-                    f"{where(trained)}{label(variant)} never reached it in {never} of {len(trained.seeds)} seeds: the "
-                    "interval is then one of bounds and too narrow."
+                    f"{trained.title}: {label(variant)} never reached it in {never} of "
+                    f"{len(trained.study.seeds)} seeds: the interval is then one of bounds and too narrow."
                 )
         outcome.tables.append(means_table(trained, ends(trained)[:1], "none"))
-        outcome.panels.append(_curves(trained, key))
+        outcome.data["panels"].append(_curves(trained, key))
     return outcome
 
 
@@ -166,9 +148,9 @@ def table_4(studies: Sequence[Trained], size: str) -> Outcome:
     outcome = Outcome()
     pair = ("cs", "cs-reverse")
     for trained in studies:
-        outcome.claims += end_claims(trained, Pairs((pair,)), {pair: "FID-10k 6.65 / 12.26 at 45k"})
+        _claim_ends(outcome, trained, Pairs((pair,)), {pair: "FID-10k 6.65 / 12.26 at 45k"})
         panel = _curves(trained, _curve_key(trained))
-        outcome.panels.append(panel)
+        outcome.data["panels"].append(panel)
         outcome.tables += [means_table(trained, ends(trained), "cs-reverse"), _curve_table(trained, panel)]
         outcome.notes += invalid_distance(trained)
     outcome.tables.append(TABLE_4)
@@ -203,7 +185,7 @@ def _curve_table(trained: Trained, panel: dict[str, Any]) -> Table:
     for variant in trained.variants:
         lines = [dict(zip(x["steps"], x["values"], strict=True)) for x in panel["lines"] if x["variant"] == variant]
         values = [[line[step] for line in lines if line.get(step) is not None] for step in shown]
-        rows.append((label(variant), *(cell(mean(v)) for v in values)))
+        rows.append((label(variant), *map(cell, values)))
     return Table(f"{panel['title']} during training", ("training step", *(f"{step:,}" for step in shown)), rows)
 
 

@@ -12,7 +12,7 @@ from scalelong.errors import RunError, invalid, unknown
 from scalelong.files import write_text
 from scalelong.paper.items import SIZES, Item
 from scalelong.paper.judge import VERDICTS
-from scalelong.paper.study import Study, Trained, read_trained
+from scalelong.paper.study import Study, read_trained
 from scalelong.scaling import NoScaling
 
 FORMAT = 1
@@ -44,13 +44,12 @@ class Options:
         if self.steps is not None and self.steps < 1:
             raise invalid("--steps", "an integer >= 1", self.steps)
 
+    def studies(self, item: Item) -> list[Study]:
+        return item.studies(self.size, self.seeds, self.steps)
+
 
 class StoppedError(Exception):
-    """A signal stopped the training; the same command resumes it."""
-
-    def __init__(self, signal: int) -> None:
-        super().__init__(f"stopped by signal {signal}")
-        self.signal = signal
+    """A signal stopped the training; the same command resumes it. The argument is the signal's number."""
 
 
 def result_name(item: Item, options: Options) -> str:
@@ -66,8 +65,9 @@ def run_item(item: Item, options: Options) -> dict[str, Any]:
     """Train (unless `options.train` is False), read, analyse, judge, write. Returns the content of the JSON file."""
     from scalelong.report.figures import new_figure, save_figure
 
-    failures = [line for study in item.studies(options.size) for line in train_study(study, options)]
-    read = [read_trained(study, options.runs, options.seeds, options.steps) for study in item.studies(options.size)]
+    studies = options.studies(item)
+    failures = [line for study in studies for line in train_study(study, options)] if options.train else []
+    read = [read_trained(study, options.runs) for study in studies]
     missing = [name for trained in read for name in trained.missing]
     finished = [trained for trained in read if trained.runs]
     if read and not finished:
@@ -76,6 +76,7 @@ def run_item(item: Item, options: Options) -> dict[str, Any]:
             f"train them with `scalelong paper {item.name}`, without --no-train"
         )
     outcome = item.analyse(finished, options.size)
+    seconds = [run.values.get("cpu_seconds") for trained in finished for run in trained.runs]
     name = result_name(item, options)
     result = {
         "format": FORMAT,
@@ -89,9 +90,9 @@ def run_item(item: Item, options: Options) -> dict[str, Any]:
         "missing": missing,
         "failures": failures,
         "studies": [
-            {"name": t.study.name, "steps": t.steps, "seeds": list(t.seeds), "variants": list(t.variants)} for t in read
+            {"name": t.study.name, "steps": t.study.steps, "seeds": t.study.seeds, "variants": t.variants} for t in read
         ],
-        "processor_minutes": _cpu_minutes(finished),
+        "processor_minutes": None if None in seconds else round(sum(filter(None, seconds)) / 60, 1),
         "claims": [claim.to_dict() for claim in outcome.claims],
         "verdicts": {v: sum(claim.verdict == v for claim in outcome.claims) for v in VERDICTS},
         "tables": [asdict(table) for table in outcome.tables],
@@ -108,13 +109,10 @@ def run_item(item: Item, options: Options) -> dict[str, Any]:
 
 def train_study(study: Study, options: Options) -> list[str]:
     """Train the missing runs of a study. Returns a description of every failure."""
-    if not options.train:
-        return []
     from scalelong.experiments.compare import run_comparison
 
     result = run_comparison(
-        study.variants(options.steps), study.seeds if options.seeds is None else options.seeds,
-        study.folder(options.runs, options.steps), distance=study.distance_spec(), jobs=options.jobs,
+        study.variants(), study.seeds, options.runs / study.name, distance=study.distance, jobs=options.jobs,
         quiet=options.quiet,
     )  # fmt: skip
     if result.signal is not None:
@@ -143,63 +141,45 @@ def read_result(path: Path) -> dict[str, Any] | None:
     return result
 
 
-def _cpu_minutes(read: Sequence[Trained]) -> float | None:
-    """Return the CPU minutes of all runs; None if one of them has no record."""
-    seconds = [run.values.get("cpu_seconds") for trained in read for run in trained.runs]
-    return None if None in seconds else round(sum(s for s in seconds if s is not None) / 60, 1)
-
-
 # ------------------------------------------------------------------------------------------------------------ cost
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one study: FLOP per step, and the hours of one GPU or CPU core for all of its runs."""
+def cost_of(study: Study, size: str) -> dict[str, float]:
+    """Return the FLOP per step of the unscaled network, and the hours of one GPU or CPU core for all runs.
 
-    study: Study
-    runs: int
-    steps: int
-    batch: int
-    flop: float
-    hours: float
-
-
-def cost_of(study: Study, size: str, seeds: Sequence[int] | None = None, steps: int | None = None) -> Cost:
-    """Estimate the cost from the FLOP of the unscaled network; scaling adds less than a thousandth."""
+    Scaling adds less than a thousandth to the FLOP.
+    """
     from scalelong.training.presets import size_of
 
-    steps = steps or study.steps
-    network = size_of(study.config(NoScaling(), steps))
-    runs = len(study.scalings) * len(study.seeds if seeds is None else seeds)
-    seconds = (study.seconds or 0.0) / study.steps if size == "cpu" else network["flop_per_step"] / (PEAK * UTILIZATION)
-    return Cost(
-        study, runs, steps, network["batch_size"], float(network["flop_per_step"]), runs * steps * seconds / 3600
-    )
+    network = size_of(study.config(NoScaling()))
+    runs, flop = len(study.scalings) * len(study.seeds), float(network["flop_per_step"])
+    seconds = study.seconds if size == "cpu" else study.steps * flop / (PEAK * UTILIZATION)
+    return {"runs": runs, "batch": network["batch_size"], "flop": flop, "hours": runs * seconds / 3600}
 
 
-def minutes_on_two_cores(item: Item) -> float:
+def minutes_on_two_cores(item: Item, studies: Sequence[Study] | None = None) -> float:
     """Estimate the minutes of a CPU item if nothing is trained yet; items that share runs take less."""
-    training = sum(len(s.scalings) * len(s.seeds) * (s.seconds or 0.0) for s in item.cpu) / 60
-    return training / CORES + item.minutes
+    return sum(len(s.scalings) * len(s.seeds) * s.seconds for s in studies or item.cpu) / 60 / CORES + item.minutes
 
 
-def describe_cost(item: Item, size: str, seeds: Sequence[int] | None = None, steps: int | None = None) -> list[str]:
+def describe_cost(item: Item, options: Options) -> list[str]:
     """Describe the cost, one line per study and one for the total."""
-    costs = [cost_of(study, size, seeds, steps) for study in item.studies(size)]
-    hours = sum(cost.hours for cost in costs)
+    studies = options.studies(item)
+    costs = [cost_of(study, options.size) for study in studies]
     lines = []
-    for cost in costs:
-        amount = f"{cost.hours:,.0f} GPU-hours" if size == "paper" else f"{60 * cost.hours:.0f} min of one core"
+    for study, cost in zip(studies, costs, strict=True):
+        hours = cost["hours"]
+        amount = f"{hours:,.0f} GPU-hours" if options.size == "paper" else f"{60 * hours:.0f} min of one core"
         lines.append(
-            f"{cost.study.name}: {cost.runs} runs × {cost.steps:,} steps of {cost.batch} images, "
-            f"{cost.flop / 1e12:.3g} TFLOP per step: {amount}"
+            f"{study.name}: {cost['runs']} runs × {study.steps:,} steps of {cost['batch']} images, "
+            f"{cost['flop'] / 1e12:.3g} TFLOP per step: {amount}"
         )
-    if size == "paper":
+    if options.size == "paper":
         total = (
-            f"{hours:,.0f} GPU-hours on one {GPU}, at {UTILIZATION:.0%} utilization, for training without validation, "
-            "samples and FID. The paper's own 6.7 h for 200,000 steps of 32 CIFAR-10 images are about 6 % of the peak, "
-            "so it may take several times as long"
+            f"{sum(cost['hours'] for cost in costs):,.0f} GPU-hours on one {GPU}, at {UTILIZATION:.0%} utilization, "
+            "for training without validation, samples and FID. The paper's own 6.7 h for 200,000 steps of 32 CIFAR-10 "
+            "images are about 6 % of the peak, so it may take several times as long"
         )
     else:
-        total = f"about {60 * hours / CORES + item.minutes:.0f} min on {CORES} cores, including runs that items share"
+        total = f"about {minutes_on_two_cores(item, studies):.0f} min on {CORES} cores, including runs that items share"
     return [*lines, f"total: {total}"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scalelong.experiments.plan import DistanceSpec
 from scalelong.paper.study import Study
 from scalelong.scaling import ConstantScaling, LearnableScaling, NoScaling, UniformScaling
 from scalelong.scaling.specs import ReZeroScaling, StableScaling
@@ -33,40 +34,26 @@ _NO_SAMPLES = ("sample.every=0", "sample.n=0")
 
 # The long runs: figures 1, 3c, 5, 7, 11, 12 and tables 1, 4.
 CAMPAIGN = Study(
-    "campaign",
-    "fashion-tiny",
-    (NONE, UNIFORM, CS, REVERSE, LS),
-    steps=2500,
+    "campaign", "fashion-tiny", (NONE, UNIFORM, CS, REVERSE, LS), steps=2500, label="Fashion-MNIST, batch 16",
     settings=(
         "model.patch_size=7", "model.embed_dim=64", "model.init_std=0.0566",  # 0.02·√(512/64)
         *_RECIPE, *_HARSH, *_NO_SAMPLES,
         "validate.every=250", "monitor.every=10", "monitor.samples=8",
         "checkpoint.every=500", "checkpoint.keep=5",  # figure 11 reads all of them
     ),
-    distance=("pixels", 1000, 20),
-    label="Fashion-MNIST, batch 16",
-    seconds=190,
+    distance=DistanceSpec("pixels", 1000, 20), seconds=190,
 )  # fmt: skip
 
 # The short runs: figures 6 and 13, tables 2 and 3.
 _SHORT = Study(
-    "digits",
-    "digits",
-    FOUR,
-    steps=250,
+    "digits", "digits", FOUR, steps=250, label="digits, batch 16", seconds=18,
     settings=(*_RECIPE, *_HARSH, *_NO_SAMPLES, "validate.every=50", "monitor.every=0", "checkpoint.every=250"),
-    label="digits, batch 16",
-    seconds=18,
-)
+)  # fmt: skip
 DIGITS = replace(_SHORT, scalings=(*FOUR, *DESIGNS[1:], *BLOCKS, *LARGE))
 SMALL_BATCH = replace(
-    _SHORT,
-    name="digits-batch-4",
-    label="digits, batch 4",
-    seconds=14,
-    scalings=(*FOUR, *LARGE),
+    _SHORT, name="digits-batch-4", label="digits, batch 4", seconds=14, scalings=(*FOUR, *LARGE),
     settings=tuple(s.replace("train.batch_size=16", "train.batch_size=4") for s in _SHORT.settings),
-)
+)  # fmt: skip
 DEEP = replace(
     _SHORT, name="digits-depth-24", label="digits, depth 24", seconds=32, settings=(*_SHORT.settings, "model.depth=24")
 )
@@ -75,13 +62,13 @@ DEEP = replace(
 
 # FID-10k during training uses DPM-Solver-fast with 50 evaluations, whatever sampler makes the final samples.
 _FID_10K = ("evaluate.every=5000", "evaluate.n=10000", "sample.sampler=dpm-solver-fast", "sample.steps=50")
-_FID_50K, _FID_30K = ("inception", 50_000, None), ("inception", 30_000, None)
+_FID_50K, _FID_30K = DistanceSpec("inception", 50_000), DistanceSpec("inception", 30_000)
 _CHECKPOINTS = "checkpoint.keep=50"
 
 
 def _study(name: str, preset: str, kappa: float, steps: int, label: str, *settings: str) -> Study:
     scalings = (NONE, UNIFORM, ConstantScaling(kappa), LS)
-    return Study(name, preset, scalings, steps, ("monitor.every=100", *settings), distance=_FID_50K, label=label)
+    return Study(name, preset, scalings, steps, label, ("monitor.every=100", *settings), distance=_FID_50K)
 
 
 def _changed(study: Study, name: str, label: str, *settings: str) -> Study:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalelong.experiments.comparison import RunMeasures, measure_run, ranking_loss
 from scalelong.experiments.plan import DistanceSpec, Variant, check_variants, plan
-from scalelong.experiments.statistics import Estimate, acceleration, mean_interval, paired_ratio
+from scalelong.experiments.statistics import Estimate, acceleration, paired_ratio
 from scalelong.experiments.worker import is_finished
 from scalelong.runs.logs import EMPTY, Series
 from scalelong.runs.run import Run
@@ -39,46 +38,44 @@ class Study:
     preset: str
     scalings: tuple[Scaling, ...]
     steps: int
+    label: str  # what distinguishes it from the other studies of an item
     settings: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
-    distance: tuple[str, int, int | None] | None = None  # extractor, samples, network evaluations per sample
-    label: str = ""  # what distinguishes it from the other studies of an item
-    seconds: float | None = None  # CPU seconds per run, if measured
+    distance: DistanceSpec | None = None
+    seconds: float = 0.0  # CPU seconds per run, if measured
 
-    def config(self, spec: Scaling, steps: int | None = None) -> Config:
+    def changed(self, seeds: tuple[int, ...] | None, steps: int | None) -> Study:
+        """Return the study with other seeds or steps; another number of steps gets a name and a folder of its own."""
+        study = self if seeds is None else replace(self, seeds=seeds)
+        if steps in (None, self.steps):
+            return study
+        seconds = self.seconds * steps / self.steps
+        return replace(study, name=f"{self.name}-{steps}-steps", steps=steps, seconds=seconds)
+
+    def config(self, spec: Scaling) -> Config:
         from scalelong.training.presets import choose
 
         kind, kappa, options = arguments(spec)
-        return choose(
-            self.preset, scaling=kind, kappa=kappa, steps=steps or self.steps, settings=[*self.settings, *options]
-        )
+        return choose(self.preset, scaling=kind, kappa=kappa, steps=self.steps, settings=[*self.settings, *options])
 
-    def variants(self, steps: int | None = None) -> tuple[Variant, ...]:
+    def variants(self) -> tuple[Variant, ...]:
         """Return one variant per scaling, named by its label: none, uniform, cs-0.7, …"""
-        return check_variants([Variant(spec.label, self.config(spec, steps)) for spec in self.scalings])
+        return check_variants([Variant(spec.label, self.config(spec)) for spec in self.scalings])
 
-    def distance_spec(self) -> DistanceSpec | None:
-        return None if self.distance is None else DistanceSpec(*self.distance)
-
-    def folder(self, out: Path, steps: int | None = None) -> Path:
-        """Return OUT/NAME; a changed number of steps gets a folder of its own."""
-        return out / (self.name if steps in (None, self.steps) else f"{self.name}-{steps}-steps")
-
-    def commands(self, seeds: Sequence[int], out: Path, steps: int | None = None) -> list[str]:
+    def commands(self, out: Path) -> list[str]:
         """Return the same runs as `scalelong train` commands, each followed by its FID if the study measures it."""
-        steps = steps or self.steps
         lines = []
-        for seed in seeds:
+        for seed in self.seeds:
             for spec in self.scalings:
                 kind, kappa, options = arguments(spec)
                 words = ["scalelong", "train", self.preset, "--scaling", kind]
                 words += ["--kappa", f"{kappa:g}"] if kappa is not None else []
-                words += ["--steps", str(steps), "--seed", str(seed)]
+                words += ["--steps", str(self.steps), "--seed", str(seed)]
                 words += [word for setting in (*self.settings, *options) for word in ("--set", setting)]
-                folder = str(self.folder(out, steps) / f"{spec.label}-seed{seed}")
+                folder = str(out / self.name / f"{spec.label}-seed{seed}")
                 lines.append(shlex.join([*words, "--out", folder]))
-                if self.distance is not None and self.distance[0] == "inception":
-                    lines.append(shlex.join(["scalelong", "evaluate", folder, "--n", str(self.distance[1])]))
+                if self.distance is not None and self.distance.extractor == "inception":
+                    lines.append(shlex.join(["scalelong", "evaluate", folder, "--n", str(self.distance.n)]))
         return lines
 
 
@@ -87,15 +84,16 @@ class Trained:
     """The finished runs of a study. Variants have the names of their run folders: none, uniform, cs-0.7, …"""
 
     study: Study
-    steps: int
-    seeds: tuple[int, ...]
-    variants: tuple[str, ...]
     runs: tuple[RunMeasures, ...]
     missing: tuple[str, ...]  # names of runs that are absent or unfinished
 
     @property
     def title(self) -> str:
-        return self.study.label or self.study.name
+        return self.study.label
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return tuple(spec.label for spec in self.study.scalings)
 
     @property
     def loss(self) -> str:
@@ -115,13 +113,6 @@ class Trained:
         """Return a measure by seed."""
         return {run.seed: run.values[key] for run in self.of(variant) if key in run.values}
 
-    def curves(self, variant: str, key: str) -> dict[int, Series]:
-        return {run.seed: run.curves.get(key, EMPTY) for run in self.of(variant)}
-
-    def mean(self, variant: str, key: str) -> Estimate | None:
-        values = list(self.values(variant, key).values())
-        return mean_interval(values) if values else None
-
     def ratio(self, variant: str, baseline: str, key: str) -> Estimate | None:
         """Return variant/baseline, paired by seed."""
         return paired_ratio(self.values(variant, key), self.values(baseline, key))
@@ -131,31 +122,25 @@ class Trained:
 
         Such a run counts with the largest factor it could still have, had it arrived right after its last step.
         """
-        curves = self.curves(variant, key)
-        result = acceleration(curves, self.curves(baseline, key))
-        if result is None:
+        curves, others = self._curves(variant, key), self._curves(baseline, key)
+        if (result := acceleration(curves, others)) is None:
             return None, 0
         last = {seed: float(curve.steps[-1]) for seed, curve in curves.items() if len(curve)}
         arrived = {seed: last[seed] if step is None else step for seed, step in result.steps.items()}
         return paired_ratio(result.baseline, arrived), len(result.steps) - result.reached
 
-    def stability(self, variant: str, seed: int) -> StabilityArrays | None:
-        """Return the monitor's log of one run."""
-        folder = next((run.folder for run in self.of(variant) if run.seed == seed), None)
-        return None if folder is None else Run(folder).stability
+    def _curves(self, variant: str, key: str) -> dict[int, Series]:
+        return {run.seed: run.curves.get(key, EMPTY) for run in self.of(variant)}
+
+    def logs(self, variant: str) -> dict[int, StabilityArrays]:
+        """Return the monitor's log by seed, of the runs that have one."""
+        logs = {run.seed: Run(run.folder).stability for run in self.of(variant)}
+        return {seed: log for seed, log in logs.items() if log is not None}
 
 
-def read_trained(study: Study, out: Path, seeds: Sequence[int] | None = None, steps: int | None = None) -> Trained:
+def read_trained(study: Study, out: Path) -> Trained:
     """Read the finished runs of a study in `out`. A folder with other settings raises."""
-    steps = steps or study.steps
-    seeds = study.seeds if seeds is None else tuple(seeds)
-    jobs = plan(study.variants(steps), seeds, study.folder(out, steps), study.distance_spec())
+    jobs = plan(study.variants(), study.seeds, out / study.name, study.distance)
     finished = [job for job in jobs if is_finished(job)]
-    return Trained(
-        study=study,
-        steps=steps,
-        seeds=seeds,
-        variants=tuple(dict.fromkeys(job.variant for job in jobs)),
-        runs=tuple(measure_run(Run(job.folder), job.variant, job.seed) for job in finished),
-        missing=tuple(f"{study.name}/{job.name}" for job in jobs if job not in finished),
-    )
+    runs = tuple(measure_run(Run(job.folder), job.variant, job.seed) for job in finished)
+    return Trained(study, runs, tuple(f"{study.name}/{job.name}" for job in jobs if job not in finished))
