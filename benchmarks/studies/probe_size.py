@@ -20,7 +20,7 @@ import numpy as np
 
 from scalelong.monitor.monitor import StabilityMonitor
 from scalelong.training.examples import Examples
-from scalelong.training.observers import ProbeBatch
+from scalelong.training.observers import probe_call
 from scalelong.training.presets import preset
 from scalelong.training.trainer import Trainer
 
@@ -48,7 +48,7 @@ def measure(steps: int, sizes: list[int]) -> dict[str, dict[str, dict[int, float
     monitors = {}
     for n in sizes:
         batch = trainer.examples.probe(n)
-        monitors[n] = StabilityMonitor(trainer.net, ProbeBatch(trainer, batch), t=batch.t, every=1)
+        monitors[n] = StabilityMonitor(trainer.net, probe_call(trainer, batch), t=batch.t, every=1)
     trainer.monitor = Several(monitors)  # type: ignore[assignment]
     seen: dict[int, list[list[float]]] = {n: [] for n in sizes}
     for _ in range(steps):

@@ -8,7 +8,6 @@ from torch import nn
 
 from scalelong.evaluation import Evaluation, ModuleExtractor
 from scalelong.evaluation import extractors as extractors_module
-from scalelong.runs.evaluate import TrainingEvaluation, evaluate_network
 from scalelong.runs.generate import Request
 from scalelong.training import load_run, override, preset, train
 
@@ -48,24 +47,10 @@ def test_a_run_is_measured_against_what_it_was_trained_on(run):
 def test_samples_depend_on_the_seed_and_not_on_the_batch(run):
     def content(**changes):
         request = Request(**{"n": 12, "steps": 2, **changes})
-        arguments = (run.net, run.config, run.facts, run.step, request)
-        return evaluate_network(*arguments, "digits:train:50", "small").card.content
+        return run.evaluate(request, "digits:train:50", "small").card.content
 
     assert content(batch_size=5) == content()
     assert content(seed=1) != content()
-
-
-def test_evaluation_during_training_writes_one_card_per_step(run):
-    config = override(run.config, {"evaluate.every": 5, "evaluate.n": 20, "evaluate.extractor": "small"})
-    evaluation = TrainingEvaluation(config, run.folder)
-    assert [step for step in range(1, 12) if evaluation.due(step, last=step == 11)] == [5, 10, 11]
-    seen = evaluation(run.net, run.facts, 5)
-    assert seen.keys() == {"frechet", "kid"}  # not FID, and not called so
-    stored = json.loads((run.folder / "evaluations" / "step-00000005.json").read_text())
-    assert stored["frechet"] == seen["frechet"]
-    assert stored["card"]["generation"]["step"] == 5
-    never = TrainingEvaluation(override(config, {"evaluate.every": 0}), run.folder)
-    assert not never.due(11, last=True)
 
 
 def test_training_logs_evaluations_and_resumes_with_them(tmp_path):
@@ -78,7 +63,12 @@ def test_training_logs_evaluations_and_resumes_with_them(tmp_path):
     assert list(measured) == [2, 3, 4, 5]  # every second step, and the last of each call
     files = sorted((tmp_path / "run" / "evaluations").iterdir())
     assert [file.name for file in files] == [f"step-{step:08d}.json" for step in measured]
+    stored = json.loads(files[0].read_text())
+    assert (stored["frechet"], stored["card"]["generation"]["step"]) == (measured[2], 2)
+    assert "kid" in lines[1]
+    assert "fid" not in lines[1]  # not FID, and not called so
     plain = override(config, {"evaluate.every": 0, "train.steps": 5})
     train(plain, tmp_path / "plain", quiet=True)
     others = [json.loads(line) for line in (tmp_path / "plain" / "metrics.jsonl").read_text().splitlines()]
+    assert not (tmp_path / "plain" / "evaluations").exists()  # not even after the last step
     assert [line["loss"] for line in others] == [line["loss"] for line in lines]  # evaluation changes nothing

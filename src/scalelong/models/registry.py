@@ -19,15 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelong.errors import (
-    InvalidValueError,
-    RunError,
-    ScaleLongError,
-    UnknownNameError,
-    one_line,
-    out_of_memory,
-    unknown,
-)
+from scalelong.errors import InvalidValueError, RunError, ScaleLongError, invalid, one_line, out_of_memory, unknown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -135,28 +127,21 @@ def get_model(kind: str) -> Model:
     if kind not in MODELS:
         error = unknown("model.kind", kind, MODELS)
         hint = f"register a network of your own first: scalelong.models.registry.MODELS[{kind!r}] = Model(…)"
-        raise UnknownNameError(f"{error}; {hint}")
+        raise type(error)(f"{error}; {hint}")
     return MODELS[kind]
 
 
 def _uvit(model: Any, shapes: Shapes) -> nn.Module:
     from scalelong.models import UViT
 
+    others = ("kind", "unet", "channels", "layers", "options")  # settings of other networks
     return UViT(
         img_size=shapes.size,
         in_chans=shapes.channels,
-        patch_size=model.patch_size,
-        embed_dim=model.embed_dim,
-        depth=model.depth,
-        num_heads=model.num_heads,
-        mlp_ratio=model.mlp_ratio,
-        qkv_bias=model.qkv_bias,
-        mlp_time_embed=model.mlp_time_embed,
-        conv=model.conv,
-        init_std=model.init_std,
         num_classes=shapes.label_rows,
         clip_dim=shapes.text_width,
         num_clip_token=shapes.text_tokens,
+        **{name: value for name, value in vars(model).items() if name not in others},
     )
 
 
@@ -169,18 +154,13 @@ def _unet(model: Any, shapes: Shapes) -> nn.Module:
     if conditional != bool(shapes.text_width):
         needed = "needs text; set data.text" if conditional else "takes no text; set data.text=none"
         raise InvalidValueError(f"U-Net {model.unet!r} {needed}")
-    options: dict[str, Any] = {"sample_size": shapes.size}
-    options |= {"in_channels": shapes.channels, "out_channels": shapes.channels}
-    if conditional:
-        options["cross_attention_dim"] = shapes.text_width
-    else:
-        options["num_class_embeds"] = shapes.label_rows
+    condition = {"cross_attention_dim": shapes.text_width} if conditional else {"num_class_embeds": shapes.label_rows}
+    options: dict[str, Any] = {"sample_size": shapes.size, "in_channels": shapes.channels, **condition}
+    options["out_channels"] = shapes.channels
     if model.channels is not None:
         levels = len(UNETS[model.unet]["block_out_channels"])
         if len(model.channels) != levels:
-            raise InvalidValueError(
-                f"model.channels must have {levels} values for U-Net {model.unet!r}, got {len(model.channels)}"
-            )
+            raise invalid("model.channels", f"{levels} values for U-Net {model.unet!r}", model.channels)
         options |= {"block_out_channels": model.channels, "attention_head_dim": min(8, *model.channels)}
     if model.layers is not None:
         options["layers_per_block"] = model.layers

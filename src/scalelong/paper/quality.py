@@ -114,7 +114,7 @@ def invalid_distance(trained: Trained) -> list[str]:
 def mean_image_distance(trained: Trained) -> float:
     """Return tr Σ of the data's features: the Fréchet distance of samples that all equal the mean of the data."""
     from scalelong.evaluation import build_extractor
-    from scalelong.runs.evaluate import training_reference
+    from scalelong.runs.run import training_reference
 
     study = trained.study
     assert study.distance is not None

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from scalelong.errors import InvalidValueError, RunError, invalid, unknown
+from scalelong.errors import InvalidValueError, invalid, unknown
 from scalelong.models.registry import Shapes, get_model
 from scalelong.scaling import NoScaling, Scaling, parse_scaling
 
@@ -182,16 +182,7 @@ class Facts:
         return len(names) if rows and names and rows > len(names) else None
 
     def to_dict(self) -> dict[str, Any]:
-        names = self.class_names
-        return {"shapes": dataclasses.asdict(self.shapes), "class_names": list(names) if names else None}
-
-    @staticmethod
-    def from_dict(record: dict[str, Any]) -> Facts:
-        try:
-            names = record.get("class_names")
-            return Facts(Shapes(**record["shapes"]), tuple(names) if names else None)
-        except (KeyError, TypeError) as error:
-            raise RunError(f"the run's config.json has no valid shapes and class_names: {error}") from error
+        return dataclasses.asdict(self)
 
 
 # What a resumed run may change: its length, and what it writes. Never what it learns.
@@ -248,17 +239,9 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
 def known_keys() -> list[str]:
     """Return every dotted key that `override` and `--set` accept."""
     keys = []
-    for f in dataclasses.fields(Config):
-        section = _SECTIONS.get(f.name)
-        keys += [f"{f.name}.{inner.name}" for inner in dataclasses.fields(section)] if section else [f.name]
-    return [key for key in keys if key not in ("preset", "scaling")]
-
-
-_SECTIONS: dict[str, type] = {
-    name: kind
-    for name, kind in typing.get_type_hints(Config).items()
-    if name != "scaling" and isinstance(kind, type) and dataclasses.is_dataclass(kind)
-}
+    for name, value in Config().to_dict().items():
+        keys += [f"{name}.{inner}" for inner in value] if isinstance(value, dict) else [name]
+    return [key for key in keys if key != "preset" and not key.startswith("scaling.")]
 
 
 def _build(cls: type, values: Any, prefix: str) -> Any:
@@ -268,10 +251,10 @@ def _build(cls: type, values: Any, prefix: str) -> Any:
     for key, value in values.items():
         if key not in hints:
             raise unknown("setting", f"{prefix}{key}", known_keys())
-        if cls is Config and key == "scaling":
-            arguments[key] = parse_scaling(value)
-        elif cls is Config and key in _SECTIONS:
-            arguments[key] = _build(_SECTIONS[key], value, f"{key}.")
+        if hints[key] is Scaling:
+            arguments[key] = value  # Config parses it
+        elif dataclasses.is_dataclass(hints[key]):
+            arguments[key] = _build(hints[key], value, f"{key}.")
         else:
             arguments[key] = convert(value, hints[key], f"{prefix}{key}")
     return cls(**arguments)
@@ -289,27 +272,25 @@ def convert(value: Any, kind: Any, key: str) -> Any:
 
 
 def _converted(value: Any, kind: Any) -> Any:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    origin, inner, is_text = typing.get_origin(kind), typing.get_args(kind), isinstance(value, str)
     if origin in (Union, types.UnionType):  # kind | None
-        empty = value is None or (isinstance(value, str) and value.lower() in ("none", "null", ""))
+        empty = value is None or (is_text and value.lower() in ("none", "null", ""))
         return None if empty else _converted(value, inner[0])
     if origin is tuple:
-        if isinstance(value, str):
+        if is_text:
             value = [part for part in value.strip("()[] ").split(",") if part.strip()]
         if not isinstance(value, (list, tuple)) or (inner[-1] is not Ellipsis and len(value) != len(inner)):
             raise TypeError
         return tuple(_converted(part, inner[0]) for part in value)
-    if kind is float and not isinstance(value, bool):
-        if not math.isfinite(number := float(value)):
-            raise ValueError
-        return number
-    if kind is int and isinstance(value, str):
-        return int(value)
-    if kind is bool and isinstance(value, str):
+    if kind is bool and is_text:
         return _WORDS[value.lower()]
+    if (kind is int and is_text) or (kind is float and not isinstance(value, bool)):
+        value = kind(value)
     value = _json_or_text(value) if origin is dict else value
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, origin or kind):
         raise TypeError
+    if kind is float and not math.isfinite(value):
+        raise ValueError
     return value
 
 
@@ -336,6 +317,7 @@ _MINIMUM = {
 }  # fmt: skip
 _POSITIVE = ("train.lr", "train.clip", "kappa", "model.init_std")
 _FRACTIONS = ("ema.decay", "train.betas", "diffusion.drop")
+_SMALLEST = math.ulp(0.0)  # x >= _SMALLEST means x > 0
 _CHOICES = {
     "train.precision": ("fp32", "bf16", "fp16"),
     "train.nonfinite": ("stop", "skip"),
@@ -347,19 +329,13 @@ _CHOICES = {
 def _check(config: Config) -> None:
     """Refuse values that no run can have. Optional settings may be None."""
     values = {key: value for key, value in flatten(config.to_dict()).items() if value is not None}
-    for key in _MINIMUM.keys() & values.keys():
-        if not _MINIMUM[key] <= values[key] < 2**63:
-            limit = f"an integer >= {_MINIMUM[key]}" if values[key] < 2**63 else "less than 2**63"
-            raise invalid(key, limit, values[key])
-    for key in _POSITIVE:
-        if key in values and not values[key] > 0:
-            raise invalid(key, "a number > 0", values[key])
-    for key in _FRACTIONS:
-        numbers = values[key] if isinstance(values[key], tuple) else (values[key],)
-        if not all(0 <= number < 1 for number in numbers):
-            raise invalid(key, "in [0, 1)", values[key])
-    if config.train.weight_decay < 0:
-        raise invalid("train.weight_decay", "a number >= 0", config.train.weight_decay)
+    limits = [(key, least, 2**63, f"an integer >= {least} and less than 2**63") for key, least in _MINIMUM.items()]
+    limits += [(key, _SMALLEST, math.inf, "a number > 0") for key in _POSITIVE]
+    limits += [(key, 0, 1, "in [0, 1)") for key in _FRACTIONS] + [("train.weight_decay", 0, math.inf, "a number >= 0")]
+    for key, low, high, expected in limits:
+        value = values.get(key, low)
+        if not all(low <= number < high for number in (value if isinstance(value, tuple) else (value,))):
+            raise invalid(key, expected, value)
     for key, options in _CHOICES.items():
         if key in values and values[key] not in options:
             raise unknown(key, values[key], options)

@@ -34,9 +34,11 @@ class Request:
 
 def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield batches of images first … first + n − 1 as uint8 (B, H, W, C). Checks the request immediately."""
+    from scalelong.data import decode_latents
+
     y = _labels(facts, request)
     context, null_context = _tokens(config, request)
-    latent = config.data.vae is not None
+    vae, scale = config.data.vae, config.data.latent_scale
     batches = sample(
         get_model(config.model.kind).adapt(net),
         request.n,
@@ -53,9 +55,10 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
         null_y=facts.null_y,
         null_context=null_context,
         autocast=autocast_type(request.precision),
-        clip=not latent,
+        clip=vae is None,
     )
-    return (to_uint8(_decoded(batch, config) if latent else batch).cpu().numpy() for batch in batches)
+    decoded = batches if vae is None else (decode_latents(batch, vae, scale) for batch in batches)
+    return (to_uint8(batch).cpu().numpy() for batch in decoded)
 
 
 def grid_columns(facts: Facts, request: Request) -> int | None:
@@ -109,13 +112,6 @@ def _tokens(config: Config, request: Request) -> tuple[Tensor | None, Tensor | N
     row = {prompt: k for k, prompt in enumerate(distinct)}
     order = [row[prompts[k % len(prompts)]] for k in range(request.first, request.first + request.n)]
     return encoded[order], encoded[row[""]]
-
-
-def _decoded(latents: Tensor, config: Config) -> Tensor:
-    from scalelong.data import decode_latents
-
-    assert config.data.vae is not None
-    return decode_latents(latents, config.data.vae, config.data.latent_scale)
 
 
 def autocast_type(precision: str) -> torch.dtype | None:

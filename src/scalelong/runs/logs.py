@@ -7,8 +7,8 @@ import math
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,18 @@ class JsonLines:
 
     def keep_until(self, step: int) -> int:
         """Drop a torn last line and all lines of later steps. Returns the last step left. Reads from the end only."""
-        last = 0
-        if not self.path.exists():
-            return last
+        if not self.path.exists() or not self.path.stat().st_size:
+            return 0
         with open(self.path, "r+b") as file:
-            end = file.seek(0, os.SEEK_END)
-            for start, line in _lines_backwards(file, end):
-                try:
-                    entry = json.loads(line)
-                    if line.endswith(b"\n") and entry.get("step", 0) <= step:
-                        last = int(entry.get("step", 0))
-                        break
-                except (ValueError, AttributeError, TypeError, RecursionError, OverflowError):
-                    pass  # torn, or not a line of this log
-                end = start
+            with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+                end, last = len(content), None
+                while end and last is None:
+                    start = content.rfind(b"\n", 0, end - 1) + 1
+                    last = _step_of(content[start:end])
+                    if last is None or last > step:
+                        end, last = start, None
             file.truncate(end)
-        return last
+        return last or 0
 
     def write(self, entry: dict[str, Any]) -> None:
         if self._file is None:
@@ -68,19 +64,12 @@ class JsonLines:
                 file.close()
 
 
-def _lines_backwards(file: Any, end: int, block: int = 1 << 16) -> Iterator[tuple[int, bytes]]:
-    """Yield (start, line) from the last line to the first without reading the whole file."""
-    tail, position = b"", end
-    while position > 0:
-        size = min(block, position)
-        position -= size
-        file.seek(position)
-        tail = file.read(size) + tail
-        while (cut := tail.rfind(b"\n", 0, len(tail) - 1)) >= 0:
-            yield position + cut + 1, tail[cut + 1 :]
-            tail = tail[: cut + 1]
-    if tail:
-        yield 0, tail
+def _step_of(line: bytes) -> int | None:
+    """Return the step of a line, 0 for a header, None if the line is torn or not of a log."""
+    try:
+        return int(json.loads(line).get("step", 0)) if line.endswith(b"\n") else None
+    except (ValueError, AttributeError, TypeError, RecursionError, OverflowError):
+        return None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

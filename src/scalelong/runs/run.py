@@ -16,11 +16,12 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelong.errors import InvalidValueError, RunError, one_line
+from scalelong.errors import RunError, invalid, one_line
 from scalelong.files import atomic_folder, read_json, sweep, write_text
 from scalelong.models.registry import Shapes, get_model
 from scalelong.runs.config import Config, Facts, flatten
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from scalelong.evaluation import Evaluation
+    from scalelong.evaluation.extractors import FeatureExtractor
+    from scalelong.evaluation.reference import Reference
     from scalelong.models.pipeline import ScaleLongPipeline
     from scalelong.runs.generate import Request
 
@@ -54,7 +57,8 @@ class Run:
         self.checkpoints_path = self.folder / "checkpoints"
         self.samples_path = self.folder / "samples"
         self.model_path = self.folder / "model"
-        self.report_path = self.folder / "report.html"
+        # A new network is written to the first, then renamed, while the second keeps the one it replaces.
+        self._new_model, self._old_model = self.folder / ".model-new", self.folder / ".model-old"
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
@@ -76,7 +80,12 @@ class Run:
     @cached_property
     def facts(self) -> Facts:
         """Shapes and class names: what sampling needs beside the network."""
-        return Facts.from_dict(self._checked_record())
+        record = self._checked_record()
+        try:
+            names = record.get("class_names")
+            return Facts(Shapes(**record["shapes"]), tuple(names) if names else None)
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{self.config_path} has no valid shapes and class_names: {error}") from error
 
     @cached_property
     def net(self) -> nn.Module:
@@ -101,10 +110,11 @@ class Run:
             record = json.loads(self.config_path.read_text(encoding="utf-8"))
         except (ValueError, OSError, RecursionError) as error:
             raise RunError(f"could not read {self.config_path}: {one_line(error)}") from error
-        for key in ("config", "data"):
-            if not isinstance(record, dict) or not isinstance(record.get(key, {} if key == "data" else None), dict):
-                raise RunError(f"{self.config_path} is not the config of a run: {key!r} must be an object")
-        return dict(record)
+        if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
+            raise RunError(f"{self.config_path} is not the config of a run: 'config' must be an object")
+        if not isinstance(record.get("data", {}), dict):
+            raise RunError(f"{self.config_path} is not the config of a run: 'data' must be an object")
+        return record
 
     # ---------------------------------------------------------------------- what was measured (tolerant)
 
@@ -175,27 +185,41 @@ class Run:
         extractor: Any = "inception",
         *,
         net: nn.Module | None = None,
+        step: int | None = None,
         save_as: str | None = None,
     ) -> Evaluation:
-        """Evaluate `request.n` images against `reference` (default: the training data).
+        """Evaluate `request.n` images of the EMA network or of `net` at `step`. Each process samples its share.
 
+        reference: see `as_reference`; None means the data the run was trained on.
         save_as: an origin of `EVALUATIONS` to store the result under, for example "evaluate".
         """
+        from scalelong.diffusion.samplers import get_sampler
+        from scalelong.evaluation.card import Generation
+        from scalelong.evaluation.evaluate import as_reference, evaluate_images
+        from scalelong.evaluation.extractors import build_extractor
         from scalelong.evaluation.images import rank_and_world
-        from scalelong.runs.evaluate import evaluate_network
 
-        result = evaluate_network(
-            self.net if net is None else net,
-            self.config,
-            self.facts,
-            self.step,
-            request,
-            reference,
-            extractor,
-            self.name,
+        features, config = build_extractor(extractor), self.config
+        target = as_reference(reference, features) if reference is not None else training_reference(config, features)
+        step = self.step if step is None else step
+        rank, world = rank_and_world()
+        shares = [len(range(other, request.n, world)) for other in range(world)]
+        own = replace(request, n=shares[rank], first=request.first + sum(shares[:rank]))
+        generation = Generation(
+            sampler=request.sampler,
+            evaluations=get_sampler(request.sampler).evaluations(request.steps),
+            guidance=request.guidance,
+            ema=config.ema.decay,
+            sample_seed=request.seed,
+            train_seed=config.seed,
+            effective_batch=config.train.batch_size,
+            step=step,
+            run=self.name,
         )
-        if save_as is not None and rank_and_world()[0] == 0:
-            result.save(self.folder / EVALUATIONS[save_as].replace("*", f"{self.step:08d}"))
+        images, title = self.generate(own, net), f"samples of {self.name}"
+        result = evaluate_images(images, target, features, n=request.n, name=title, generation=generation)
+        if save_as is not None and rank == 0:
+            result.save(self.folder / EVALUATIONS[save_as].replace("*", f"{step:08d}"))
             self.__dict__.pop("evaluations", None)
         return result
 
@@ -250,29 +274,22 @@ class Run:
 
     def save_model(self, net: nn.Module, step: int) -> None:
         """Replace model/ by this network: written beside it first, then renamed."""
-        fresh, old = self._temporary_models()
-        shutil.rmtree(fresh, ignore_errors=True)
-        with atomic_folder(fresh) as folder:
+        shutil.rmtree(self._new_model, ignore_errors=True)
+        with atomic_folder(self._new_model) as folder:
             get_model(self.config.model.kind).save(net, folder)
             (folder / STEP).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
         if self.model_path.exists():
-            os.rename(self.model_path, old)
-        os.rename(fresh, self.model_path)
-        shutil.rmtree(old, ignore_errors=True)
+            os.rename(self.model_path, self._old_model)
+        os.rename(self._new_model, self.model_path)
+        shutil.rmtree(self._old_model, ignore_errors=True)
         self.__dict__.pop("net", None)
 
     def _recover_model(self) -> None:
         """A kill between the two renames of `save_model` leaves no model/: restore the newer of the two folders."""
-        fresh, old = self._temporary_models()
-        if not self.model_path.exists():
-            for candidate in (fresh, old):
-                if candidate.exists():
-                    os.rename(candidate, self.model_path)
-                    break
-        shutil.rmtree(old, ignore_errors=True)
-
-    def _temporary_models(self) -> tuple[Path, Path]:
-        return self.folder / ".model-new", self.folder / ".model-old"
+        for candidate in (self._new_model, self._old_model):
+            if candidate.exists() and not self.model_path.exists():
+                os.rename(candidate, self.model_path)
+        shutil.rmtree(self._old_model, ignore_errors=True)
 
 
 def load_run(folder: Path | str) -> Run:
@@ -303,15 +320,22 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
 def _members(path: Path, comparison: dict[str, Any]) -> list[Run]:
     """The runs of a comparison in the order of its variants, then seeds."""
     rank = {str(row.get("variant")): k for k, row in enumerate(_objects(comparison.get("rows")))}
-    listed = [
-        (rank.get(str(entry.get("variant")), 0), str(entry.get("seed")), path / Path(str(entry.get("folder", ""))).name)
-        for entry in _objects(comparison.get("runs"))
-    ]
-    return [Run(folder) for _, _, folder in sorted(listed, key=lambda member: member[:2]) if folder.is_dir()]
+    runs = _objects(comparison.get("runs"))
+    runs.sort(key=lambda run: (rank.get(str(run.get("variant")), 0), str(run.get("seed"))))
+    folders = [path / Path(str(run.get("folder", ""))).name for run in runs]
+    return [Run(folder) for folder in folders if folder.is_dir()]
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def training_reference(config: Config, extractor: FeatureExtractor) -> Reference:
+    """Return the statistics of the training split, from the cache or computed now."""
+    from scalelong.evaluation.reference import dataset_reference
+
+    data = config.data
+    return dataset_reference(data.name, data.split, extractor, image_size=data.image_size, skip_bad=data.skip_bad)
 
 
 def build_network(config: Config, shapes: Shapes) -> nn.Module:
@@ -327,9 +351,7 @@ def build_network(config: Config, shapes: Shapes) -> nn.Module:
             apply(net, config.scaling)
     if config.train.gradient_checkpointing:
         if not hasattr(net, "enable_gradient_checkpointing"):
-            raise InvalidValueError(
-                f"train.gradient_checkpointing needs a network with enable_gradient_checkpointing(), "
-                f"got {type(net).__name__}; set it to false"
-            )
+            needed = "false for a network without enable_gradient_checkpointing()"
+            raise invalid("train.gradient_checkpointing", needed, type(net).__name__)
         net.enable_gradient_checkpointing()  # type: ignore[operator]
     return net

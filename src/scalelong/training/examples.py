@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,6 +17,8 @@ from scalelong.errors import DataError
 from scalelong.models.registry import Shapes
 from scalelong.runs.config import Config, Facts
 
+Key = tuple[int, int, int, int]  # seed, stream, step and first position of random numbers
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -29,15 +32,13 @@ class Batch:
     drop: Tensor | None = None  # (B,) bool
 
     def to(self, device: torch.device) -> Batch:
-        moved = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
-        return Batch(**moved)
+        return self._mapped(lambda value: value.to(device, non_blocking=True))
 
     def part(self, start: int, count: int) -> Batch:
-        sliced = {k: v[start : start + count] if isinstance(v, Tensor) else v for k, v in vars(self).items()}
-        return Batch(**sliced)
+        return self._mapped(lambda value: value[start : start + count])
 
-    def conditions(self) -> dict[str, Any]:
-        return {"y": self.y, "context": self.context, "drop": self.drop}
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(**{k: None if v is None else change(v) for k, v in vars(self).items()})
 
 
 class Examples:
@@ -70,10 +71,6 @@ class Examples:
     def num_classes(self) -> int | None:
         return self.images.num_classes if self.config.data.classes else None
 
-    @property
-    def null_y(self) -> int | None:
-        return self.facts().null_y
-
     def facts(self) -> Facts:
         return Facts(self.shapes, self.images.class_names if self.config.data.classes else None)
 
@@ -83,52 +80,43 @@ class Examples:
 
     @cached_property
     def shapes(self) -> Shapes:
-        example = self.source.batch(torch.zeros(1, dtype=torch.int64))
+        channels, size = self.source.batch(torch.zeros(1, dtype=torch.int64)).shape[1:3]
         rows = self.num_classes
         if rows and self.config.diffusion.drop > 0:
             rows += 1
-        tokens, width = (None, None) if self.tokens is None else tuple(self.tokens.empty.shape)
-        return Shapes(
-            channels=example.shape[1], size=example.shape[2], label_rows=rows, text_tokens=tokens, text_width=width
-        )
+        text = (None, None) if self.tokens is None else tuple(self.tokens.empty.shape)
+        return Shapes(channels, size, rows, *text)
 
     def batch(self, step: int, first: int, count: int) -> Batch:
         """Return positions first … first + count − 1 of the batch of step `step` (from 1), on any process."""
-        seed, drop = self.config.seed, self.config.diffusion.drop
+        seed, drop, has_text = self.config.seed, self.config.diffusion.drop, self.tokens is not None
         uniform = lambda stream: counter.uniform(seed, stream, step, first, count)  # noqa: E731
-        indices = self._order((step - 1) * self.config.train.batch_size + first, count)
-        flip = uniform(Stream.FLIP) < 0.5 if self.config.data.flip else None
-        x_0 = self._images(indices, flip, (seed, Stream.LATENT, step, first))
-        conditional = self.num_classes or self.tokens is not None
-        dropped = uniform(Stream.DROP) < drop if conditional and drop > 0 else None
-        pick = counter.integers(seed, Stream.CAPTION, step, first, count, 2**31) if self.tokens is not None else None
-        times = self.process.times(uniform(Stream.TIME))
-        return self._batch(indices, x_0, times, (seed, Stream.NOISE, step, first), pick, dropped)
+        return self._batch(
+            self._order((step - 1) * self.config.train.batch_size + first, count),
+            self.process.times(uniform(Stream.TIME)),
+            noise=(seed, Stream.NOISE, step, first),
+            latent=(seed, Stream.LATENT, step, first),
+            flip=uniform(Stream.FLIP) < 0.5 if self.config.data.flip else None,
+            pick=counter.integers(seed, Stream.CAPTION, step, first, count, 2**31) if has_text else None,
+            drop=uniform(Stream.DROP) < drop if drop > 0 and (self.num_classes or has_text) else None,
+        )
 
     def probe(self, n: int) -> Batch:
         """Return a fixed batch: the first images of the split, evenly spread times in a fixed order, fixed noise."""
         n = min(n, len(self))
         u = (counter.permutation(0, Stream.PROBE_TIME, 0, n) + 0.5) / n
-        indices = torch.arange(n)
-        x_0 = self._images(indices, None, None)
-        return self._batch(indices, x_0, self.process.times(u.float()), (0, Stream.PROBE_NOISE, 0, 0), None, None)
-
-    def _images(self, indices: Tensor, flip: Tensor | None, posterior: tuple[int, int, int, int] | None) -> Tensor:
-        """Return images, or latents: a sample of the autoencoder's posterior if a key is given, otherwise its mean."""
-        if self.source is self.images or posterior is None:
-            return self.source.batch(indices, flip)
-        noise = counter.normal(*posterior, len(indices), self.source.batch(indices[:1]).shape[1:])
-        return self.source.batch(indices, flip, noise)
+        return self._batch(torch.arange(n), self.process.times(u.float()), noise=(0, Stream.PROBE_NOISE, 0, 0))
 
     def _batch(
-        self,
-        indices: Tensor,
-        x_0: Tensor,
-        t: Tensor,
-        noise: tuple[int, int, int, int],
-        pick: Tensor | None,
-        drop: Tensor | None,
-    ) -> Batch:
+        self, indices: Tensor, t: Tensor, *, noise: Key, latent: Key | None = None,
+        flip: Tensor | None = None, pick: Tensor | None = None, drop: Tensor | None = None,
+    ) -> Batch:  # fmt: skip
+        """`latent` is the key for a sample of the autoencoder's posterior; without it, latents are its mean."""
+        if latent is None or self.source is self.images:
+            x_0 = self.source.batch(indices, flip)
+        else:
+            shape = self.source.batch(indices[:1]).shape[1:]
+            x_0 = self.source.batch(indices, flip, counter.normal(*latent, len(indices), shape))
         return Batch(
             x_0=x_0,
             t=t,

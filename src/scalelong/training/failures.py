@@ -13,17 +13,7 @@ from scalelong.runs.config import Config
 from scalelong.runs.run import Run
 from scalelong.training import checkpoint
 
-
-class OutOfMemoryError(RunError):
-    """A batch did not fit into memory."""
-
-
-class UnwritableError(RunError):
-    """The run folder could not be written: the disk is full, or the folder is gone or belongs to somebody else."""
-
-
-class PeerLostError(RunError):
-    """Another process of this distributed run ended."""
+PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
 
 
 @contextmanager
@@ -34,24 +24,19 @@ def explained(config: Config, run: Run) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         path = getattr(error, "filename", None) or run.folder
         reason = getattr(error, "strerror", None) or one_line(error)
-        raise UnwritableError(
+        raise RunError(
             f"the run in {run.folder} stopped: {path}: {reason}. {_checkpoint(run)} "
             "Make room or fix the folder's permissions; the same command then resumes"
         ) from error
     except Exception as error:
-        if _peer_lost(error):
-            raise PeerLostError(
+        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_LOST):
+            raise RunError(
                 f"another process of this run ended ({one_line(error)[:120]}…). {_checkpoint(run)} "
                 "The same command resumes; torchrun --max-restarts does so automatically"
             ) from error
         if not out_of_memory(error):
             raise
-        raise OutOfMemoryError(_memory_advice(config, run, error)) from error
-
-
-def _peer_lost(error: Exception) -> bool:
-    signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+        raise RunError(_memory_advice(config, run, error)) from error
 
 
 def _memory_advice(config: Config, run: Run, error: Exception) -> str:

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 
 from scalelong.errors import RunError, require
-from scalelong.files import check_target
+from scalelong.files import check_target, read_json
 from scalelong.runs.config import Config, differences, flatten
 from scalelong.runs.logs import JsonLines
-from scalelong.runs.run import Run
+from scalelong.runs.run import STEP, Run
 from scalelong.skips import scaling_of
 from scalelong.training import checkpoint
 from scalelong.training.display import Display
 from scalelong.training.examples import Examples
 from scalelong.training.failures import explained
 from scalelong.training.observers import Observers, due
-from scalelong.training.trainer import Outcome, Trainer
+from scalelong.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,11 @@ def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:
                 outcome = trainer.step()
                 step, last = trainer.progress.step, trainer.progress.step == config.train.steps
                 display.step(step, outcome)
-                entry = _entry(trainer, outcome) if due(step, config.train.log_every, last) else {}
+                entry: dict[str, Any] = {}
+                if due(step, config.train.log_every, last):
+                    entry = {"loss": outcome.loss, "lr": outcome.lr, "grad_norm": outcome.grad_norm}
+                    entry |= {"images": trainer.progress.images, "seconds": round(trainer.progress.seconds, 3)}
+                    entry |= {"skipped": True} if outcome.skipped else {}
                 entry |= observers.after_step(step, last)
                 if entry and main:
                     log.write({"step": step, **entry})
@@ -102,13 +106,6 @@ def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:
     return None
 
 
-def _entry(trainer: Trainer, outcome: Outcome) -> dict[str, Any]:
-    p = trainer.progress
-    entry: dict[str, Any] = {"loss": outcome.loss, "lr": outcome.lr, "grad_norm": outcome.grad_norm}
-    entry |= {"images": p.images, "seconds": round(p.seconds, 3)}
-    return {**entry, "skipped": True} if outcome.skipped else entry
-
-
 def _save(trainer: Trainer, run: Run) -> None:
     if trainer.accelerator.is_main_process:
         run.check_exists()
@@ -125,10 +122,8 @@ def _resume(trainer: Trainer, run: Run) -> list[str]:
         if run.record.get("data", {}).get("fingerprint") != facts["data"]["fingerprint"]:
             changed.append("the data itself (another fingerprint)")
         if changed:
-            raise RunError(
-                f"{run.folder} was started with other settings: {'; '.join(changed)}. "
-                "Use the same settings, or another --out"
-            )
+            settings = "; ".join(changed)
+            raise RunError(f"{run.folder} was started with other settings: {settings}. Use the same, or another --out")
         state, messages = checkpoint.newest(run.checkpoints_path)
         if state is not None:
             trainer.restore(state)
@@ -139,17 +134,11 @@ def _resume(trainer: Trainer, run: Run) -> list[str]:
         if step - logged >= every and step >= every:
             messages.append(f"note: {run.metrics_path.name} ends at step {logged}, the checkpoint is of step {step}")
         run.write_record({"config": config.to_dict(), **facts})
-        if step and _model_step(run) != step:  # the process was killed between writing checkpoint and model/
+        stored = read_json(run.model_path / STEP) or {}
+        if step and stored.get("step") != step:  # the process was killed between writing checkpoint and model/
             run.save_model(trainer.ema.net, step)
     trainer.accelerator.wait_for_everyone()
     return messages
-
-
-def _model_step(run: Run) -> int | None:
-    try:
-        return run.step
-    except RunError:
-        return None
 
 
 def _facts(trainer: Trainer) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from scalelong.errors import ScaleLongError
+from scalelong.evaluation.extractors import build_extractor
 from scalelong.monitor.monitor import StabilityMonitor
 from scalelong.monitor.probe import probe_size
 from scalelong.runs.config import Config
 from scalelong.runs.generate import Request, generate, grid_columns
-from scalelong.runs.run import Run
+from scalelong.runs.run import Run, training_reference
 from scalelong.training.display import Display
 from scalelong.training.examples import Batch, Examples
 from scalelong.training.trainer import Trainer
@@ -32,19 +33,22 @@ class Observers:
             trainer.monitor = build_monitor(trainer, self.held_out, run, display)
         if self.config.sample.n and self.main:
             self._samples(1)
-        self.evaluation = None
+        self.reference: Any = None
         if self.config.evaluate.every:
-            from scalelong.runs.evaluate import TrainingEvaluation
-
+            self.extractor: Any = build_extractor(self.config.evaluate.extractor)
+            if isinstance(self.extractor, nn.Module):
+                self.extractor.to(trainer.accelerator.device)
             with display.paused():  # computing the reference's statistics shows its own progress
-                self.evaluation = TrainingEvaluation(self.config, run.folder, trainer.accelerator.device)
+                self.reference = training_reference(self.config, self.extractor)
 
     def after_step(self, step: int, last: bool) -> dict[str, Any]:
         """Run whatever is due after `step`. Returns the values to log."""
         trainer, config, values = self.trainer, self.config, dict[str, Any]()
-        if self.evaluation is not None and self.evaluation.due(step, last):  # every process samples its share
+        if self.reference is not None and due(step, config.evaluate.every, last):  # every process samples its share
+            request, net = self._request(config.evaluate.n), trainer.ema.net
             with self.display.paused():
-                values |= self.evaluation(trainer.ema.net, trainer.examples.facts(), step)
+                result = self.run.evaluate(request, self.reference, self.extractor, net=net, step=step, save_as="train")
+            values |= {name: metric.value for name, metric in result.values.items()}
             self.display.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         if self.main and self.held_out is not None and due(step, config.validate.every, last):
             values["val_loss"] = trainer.validation_loss(self.held_out, config.validate.n)
@@ -70,9 +74,11 @@ class Observers:
 
     def _samples(self, n: int) -> Iterator[npt.NDArray[np.uint8]]:
         """Return batches of samples. Settings are checked now, images are made when the batches are read."""
+        return generate(self.trainer.ema.net, self.config, self.trainer.examples.facts(), self._request(n))
+
+    def _request(self, n: int) -> Request:
         s = self.config.sample
-        request = Request(n=n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)
-        return generate(self.trainer.ema.net, self.config, self.trainer.examples.facts(), request)
+        return Request(n=n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)
 
 
 def due(step: int, every: int, last: bool) -> bool:
@@ -89,19 +95,17 @@ def _held_out(config: Config) -> Examples | None:
         return None
 
 
-class ProbeBatch:
-    """Calls the network on the same noisy images every time, in the precision of the run."""
+def probe_call(trainer: Trainer, batch: Batch) -> Callable[[nn.Module], Tensor]:
+    """Return a call of the network on the same noisy images every time, in the precision of the run."""
+    process, denoise = trainer.examples.process, trainer.adapt(trainer.net)
+    x_t = process.add_noise(batch.x_0, batch.eps, batch.t)
+    t = process.network_time(batch.t).to(x_t.device)
 
-    def __init__(self, trainer: Trainer, batch: Batch) -> None:
-        process = trainer.examples.process
-        self.autocast, self.denoise = trainer.accelerator.autocast, trainer.adapt(trainer.net)
-        self.x_t = process.add_noise(batch.x_0, batch.eps, batch.t)
-        self.t = process.network_time(batch.t).to(self.x_t.device)
-        self.conditions = {"y": batch.y, "context": batch.context}
+    def call(net: nn.Module) -> Tensor:
+        with trainer.accelerator.autocast():
+            return denoise(x_t, t, y=batch.y, context=batch.context)
 
-    def __call__(self, net: nn.Module) -> Tensor:
-        with self.autocast():
-            return self.denoise(self.x_t, self.t, **self.conditions)
+    return call
 
 
 def build_monitor(trainer: Trainer, held_out: Examples | None, run: Run, display: Display) -> StabilityMonitor:
@@ -111,7 +115,7 @@ def build_monitor(trainer: Trainer, held_out: Examples | None, run: Run, display
     batch = (held_out or trainer.examples).probe(samples).to(trainer.accelerator.device)
     return StabilityMonitor(
         trainer.net,
-        probe=ProbeBatch(trainer, batch),
+        probe=probe_call(trainer, batch),
         t=batch.t,
         every=config.monitor.every,
         out=run.stability_path,

@@ -16,22 +16,16 @@ from typing import Any
 
 from scalelong.errors import unknown
 from scalelong.models.registry import Shapes, get_model
-from scalelong.runs.config import (
-    CheckpointConfig,
-    Config,
-    DataConfig,
-    DiffusionConfig,
-    EmaConfig,
-    EvaluateConfig,
-    ModelConfig,
-    SampleConfig,
-    TrainConfig,
-    ValidateConfig,
-    convert,
-    override,
-    parse_settings,
-)
-from scalelong.scaling import Scaling, parse_scaling
+from scalelong.runs.config import CheckpointConfig as Checkpoint
+from scalelong.runs.config import Config, convert, override, parse_settings
+from scalelong.runs.config import DataConfig as Data
+from scalelong.runs.config import DiffusionConfig as Diffusion
+from scalelong.runs.config import EmaConfig as Ema
+from scalelong.runs.config import ModelConfig as Model
+from scalelong.runs.config import SampleConfig as Sample
+from scalelong.runs.config import TrainConfig as Train
+from scalelong.runs.config import ValidateConfig as Validate
+from scalelong.scaling import parse_scaling
 
 
 def preset(name: str) -> Config:
@@ -58,24 +52,19 @@ def choose(
     own = {key: value for key, value in pairs.items() if key.startswith("scaling.")}  # fields of the scaling
     config = override(preset(name), {key: value for key, value in options.items() if value is not None})
     config = override(config, {key: value for key, value in pairs.items() if key not in own})
-    if scaling is None:
-        spec = config.scaling if kappa is None else parse_scaling("cs", kappa=kappa)
-    elif scaling in ("cs", "cs-reverse"):
-        spec = parse_scaling(scaling, kappa=config.kappa if kappa is None else kappa)
-    else:
-        spec = parse_scaling(scaling, kappa=kappa if scaling == "uniform" else None)
-    return replace(config, scaling=_with_fields(spec, own))
-
-
-def _with_fields(spec: Scaling, settings: dict[str, str]) -> Scaling:
-    """Return the spec with `scaling.reduction=4`, `scaling.tau=0.3` and the like set."""
+    word = "cs" if scaling is None and kappa is not None else scaling
+    if word in ("cs", "cs-reverse"):
+        kappa = config.kappa if kappa is None else kappa
+    elif word != "uniform":
+        kappa = None
+    spec = config.scaling if word is None else parse_scaling(word, kappa=kappa)
     hints, names = typing.get_type_hints(type(spec)), [f.name for f in fields(spec)]
-    for key, text in settings.items():
-        name = key.removeprefix("scaling.")
-        if name not in names:
+    for key, text in own.items():
+        field = key.removeprefix("scaling.")
+        if field not in names:
             raise unknown(f"setting of scaling {spec.kind!r}:", key, [f"scaling.{n}" for n in names] or ["none"])
-        spec = replace(spec, **{name: convert(text, hints[name], key)})
-    return spec
+        spec = replace(spec, **{field: convert(text, hints[field], key)})
+    return replace(config, scaling=spec)
 
 
 def default_out(config: Config) -> Path:
@@ -87,7 +76,8 @@ def default_out(config: Config) -> Path:
 # ------------------------------------------------------------------------------------------------ sizes
 
 SIZES = Path(__file__).with_name("preset_sizes.json")
-TEXT_WIDTHS = {"minilm": 384, "openai/clip-vit-large-patch14": 768}
+CLIP = "openai/clip-vit-large-patch14"
+TEXT_WIDTHS = {"minilm": 384, CLIP: 768}
 
 
 def sizes() -> dict[str, dict[str, Any]]:
@@ -152,121 +142,93 @@ class Preset:
 PRESETS: dict[str, Preset] = {}
 
 
-def _cpu(name: str, summary: str, **sections: Any) -> None:
-    PRESETS[name] = Preset(Config(preset=name, **sections), summary, "cpu")
+def _add(name: str, size: str, summary: str, *shared: dict[str, Any], **sections: Any) -> None:
+    """Add a preset: what it shares with others, and its own sections, which take precedence."""
+    settings = {key: value for part in shared for key, value in part.items()} | sections
+    PRESETS[name] = Preset(Config(preset=name, **settings), summary, size)
 
 
-def _paper(name: str, summary: str, **sections: Any) -> None:
-    defaults = {
-        "ema": EmaConfig(0.9999),
-        "checkpoint": CheckpointConfig(every=10_000, keep=2),
-        "validate": ValidateConfig(every=10_000, n=2048),
-        "sample": SampleConfig(every=10_000, n=64),
-        "evaluate": EvaluateConfig(every=0, n=10_000),
-    }
-    PRESETS[name] = Preset(Config(preset=name, **{**defaults, **sections}), summary, "paper")
+def _small_uvit(width: int, patch: int) -> Model:
+    """Return a narrow U-ViT whose initial weights give it the signal scale of a 512-wide one."""
+    std = 0.02 * math.sqrt(512 / width)
+    return Model(patch_size=patch, embed_dim=width, depth=12, num_heads=4, init_std=std, mlp_time_embed=True)
 
 
-def small_std(width: int) -> float:
-    """Return the initial standard deviation that gives a narrow U-ViT the signal scale of a 512-wide one."""
-    return 0.02 * math.sqrt(512 / width)
-
-
-def _small_uvit(width: int, patch: int) -> ModelConfig:
-    std = small_std(width)
-    return ModelConfig(patch_size=patch, embed_dim=width, depth=12, num_heads=4, init_std=std, mlp_time_embed=True)
-
-
-_small_train = partial(TrainConfig, betas=(0.9, 0.99), weight_decay=0.01)
-_DIGITS: dict[str, Any] = {
-    "model": _small_uvit(64, patch=2), "kappa": 0.7, "ema": EmaConfig(0.995, warmup=True),
-    "train": _small_train(steps=2000, batch_size=32, lr=1e-3, warmup=100),
-    "checkpoint": CheckpointConfig(every=500), "validate": ValidateConfig(every=100, n=300),
+_small_train = partial(Train, betas=(0.9, 0.99), weight_decay=0.01)
+_DIGITS = {
+    "model": _small_uvit(64, patch=2), "train": _small_train(steps=2000, batch_size=32, lr=1e-3),
+    "ema": Ema(0.995, warmup=True), "validate": Validate(every=100, n=300), "sample": Sample(every=500),
 }  # fmt: skip
-_TINY: dict[str, Any] = {
-    "ema": EmaConfig(0.999, warmup=True), "checkpoint": CheckpointConfig(every=1000, keep=2),
-    "validate": ValidateConfig(every=500, n=512),
+_TINY = {
+    "model": _small_uvit(128, patch=4), "train": _small_train(steps=10_000, lr=5e-4, warmup=200),
+    "ema": Ema(0.999, warmup=True), "checkpoint": Checkpoint(every=1000), "validate": Validate(every=500),
 }  # fmt: skip
 _TINY_CIFAR = {
-    "data": DataConfig("cifar10", validation="test", flip=True), "sample": SampleConfig(every=2000, n=64),
-    "train": _small_train(steps=20_000, batch_size=64, lr=5e-4, warmup=200), **_TINY,
+    **_TINY, "data": Data("cifar10", validation="test", flip=True), "sample": Sample(every=2000),
+    "train": _small_train(steps=20_000, lr=5e-4, warmup=200),
 }  # fmt: skip
 
-_cpu(
-    "digits", "8×8 digits, embedded: the default, two minutes on a laptop", data=DataConfig("digits"),
-    sample=SampleConfig(every=500, n=64), **_DIGITS,
+_add("digits", "cpu", "8×8 digits, embedded: the default, two minutes on a laptop", _DIGITS)
+_add(
+    "digits-class", "cpu", "digits by class, with classifier-free guidance", _DIGITS, data=Data(classes=True),
+    diffusion=Diffusion(drop=0.1), sample=Sample(every=500, n=60, guidance=2.0),
 )  # fmt: skip
-_cpu(
-    "digits-class", "digits by class, with classifier-free guidance", data=DataConfig("digits", classes=True),
-    diffusion=DiffusionConfig("vp", drop=0.1), sample=SampleConfig(every=500, n=60, guidance=2.0), **_DIGITS,
+_add(
+    "fashion-tiny", "cpu", "Fashion-MNIST 28×28", _TINY, model=_small_uvit(96, patch=4),
+    data=Data("fashion-mnist", validation="test", flip=True), sample=Sample(every=1000),
 )  # fmt: skip
-_cpu(
-    "fashion-tiny", "Fashion-MNIST 28×28", data=DataConfig("fashion-mnist", validation="test", flip=True),
-    model=_small_uvit(96, patch=4), kappa=0.7, sample=SampleConfig(every=1000, n=64),
-    train=_small_train(steps=10_000, batch_size=64, lr=5e-4, warmup=200), **_TINY,
+_add("cifar10-tiny", "cpu", "real CIFAR-10 with a U-ViT that 2 cores can train", _TINY_CIFAR)
+_add(
+    "cifar10-tiny-unet", "cpu", "real CIFAR-10 with a small diffusers U-Net", _TINY_CIFAR, kappa=0.8,
+    model=Model(kind="unet", unet="cifar10", channels=(32, 64, 64, 64), layers=2),
 )  # fmt: skip
-_cpu(
-    "cifar10-tiny", "real CIFAR-10 with a U-ViT that 2 cores can train",
-    model=_small_uvit(128, patch=4), kappa=0.7, **_TINY_CIFAR,
-)  # fmt: skip
-_cpu(
-    "cifar10-tiny-unet", "real CIFAR-10 with a small diffusers U-Net",
-    model=ModelConfig(kind="unet", unet="cifar10", channels=(32, 64, 64, 64), layers=2), kappa=0.8, **_TINY_CIFAR,
-)  # fmt: skip
-_cpu(
-    "emoji-tiny", "text to image: emoji from their names, by MiniLM",
-    data=DataConfig("emoji", text="minilm", text_tokens=16), model=_small_uvit(128, patch=4), kappa=0.8,
-    diffusion=DiffusionConfig("vp", drop=0.1), sample=SampleConfig(every=1000, n=16, guidance=3.0),
-    train=_small_train(steps=10_000, batch_size=64, lr=1e-3, warmup=200), **_TINY,
+_add(
+    "emoji-tiny", "cpu", "text to image: emoji from their names, by MiniLM", _TINY, kappa=0.8,
+    data=Data("emoji", text="minilm", text_tokens=16), diffusion=Diffusion(drop=0.1),
+    train=_small_train(steps=10_000, lr=1e-3, warmup=200), sample=Sample(every=1000, n=16, guidance=3.0),
 )  # fmt: skip
 
-_paper_train = partial(TrainConfig, weight_decay=0.03, clip=None, precision="fp16", log_every=100)
-_SDE = SampleConfig(every=10_000, n=64, sampler="euler-maruyama", steps=1000)
+_paper_train = partial(Train, clip=None, precision="fp16", log_every=100)
+_PAPER = {"checkpoint": Checkpoint(10_000), "validate": Validate(10_000, n=2048), "sample": Sample(10_000)}
+_SDE = Sample(10_000, sampler="euler-maruyama", steps=1000)
 _CIFAR = {
-    "train": _paper_train(steps=500_000, batch_size=128, lr=2e-4, betas=(0.99, 0.999), warmup=2500), "kappa": 0.5,
-    "data": DataConfig("cifar10", validation="test", flip=True),
+    **_PAPER, "kappa": 0.5, "data": Data("cifar10", validation="test", flip=True),
+    "train": _paper_train(steps=500_000, batch_size=128, lr=2e-4, betas=(0.99, 0.999), warmup=2500),
 }  # fmt: skip
 _IMAGENET = {
-    "train": _paper_train(steps=300_000, batch_size=1024, lr=3e-4, betas=(0.99, 0.99), warmup=5000), "kappa": 0.7,
-    "data": DataConfig("imagenet64", classes=True, flip=True),
+    **_PAPER, "kappa": 0.7, "data": Data("imagenet64", classes=True, flip=True),
+    "train": _paper_train(steps=300_000, batch_size=1024, lr=3e-4, betas=(0.99, 0.99), warmup=5000),
 }  # fmt: skip
 _COCO = {
-    "train": _paper_train(steps=1_000_000, batch_size=256, lr=2e-4, betas=(0.9, 0.9), warmup=5000), "kappa": 0.8,
-    "data": DataConfig(
-        "coco", text="openai/clip-vit-large-patch14", text_tokens=77, vae="stabilityai/sd-vae-ft-mse",
-        latent_scale=0.2301,
-    ),
-    "diffusion": DiffusionConfig("sd", drop=0.1),
-    "sample": SampleConfig(every=10_000, n=64, sampler="dpm-solver++", steps=50, guidance=2.0),
+    **_PAPER, "kappa": 0.8, "diffusion": Diffusion("sd", drop=0.1),
+    "data": Data("coco", text=CLIP, text_tokens=77, vae="stabilityai/sd-vae-ft-mse", latent_scale=0.2301),
+    "train": _paper_train(steps=1_000_000, batch_size=256, lr=2e-4, betas=(0.9, 0.9), warmup=5000),
+    "sample": Sample(10_000, sampler="dpm-solver++", steps=50, guidance=2.0),
 }  # fmt: skip
+_UVIT_M = Model(patch_size=4, embed_dim=768, depth=16, num_heads=12)
+_UVIT_L = Model(patch_size=4, embed_dim=1024, depth=20, num_heads=16)
 
-_paper("cifar10-uvit-s", "U-ViT-S/2 on CIFAR-10, 44M", model=ModelConfig(patch_size=2), sample=_SDE, **_CIFAR)
-_paper(
-    "celeba64-uvit-s", "U-ViT-S/4 on CelebA 64, 44M", data=DataConfig("celeba64", flip=True), kappa=0.5,
+_add("cifar10-uvit-s", "paper", "U-ViT-S/2 on CIFAR-10, 44M", _CIFAR, sample=_SDE)
+_add(
+    "celeba64-uvit-s", "paper", "U-ViT-S/4 on CelebA 64, 44M", _PAPER, data=Data("celeba64", flip=True), kappa=0.5,
     train=_paper_train(steps=500_000, batch_size=128, lr=2e-4, betas=(0.99, 0.99), warmup=4000),
-    model=ModelConfig(patch_size=4), sample=_SDE,
+    model=Model(patch_size=4), sample=_SDE,
 )  # fmt: skip
-_paper(
-    "imagenet64-uvit-m", "U-ViT-M/4 on ImageNet 64 by class, 131M",
-    model=ModelConfig(patch_size=4, embed_dim=768, depth=16, num_heads=12), **_IMAGENET,
+_add("imagenet64-uvit-m", "paper", "U-ViT-M/4 on ImageNet 64 by class, 131M", _IMAGENET, model=_UVIT_M)
+_add("imagenet64-uvit-l", "paper", "U-ViT-L/4 on ImageNet 64 by class, 287M", _IMAGENET, model=_UVIT_L)
+_add("coco-uvit-s", "paper", "U-ViT-S/2 on MS-COCO latents, text to image, 45M", _COCO)
+_add("coco-uvit-s-deep", "paper", "U-ViT-S/2 (deep) on MS-COCO latents, 58M", _COCO, model=Model(depth=16))
+_add(
+    "cifar10-unet", "paper", "DDPM's U-Net on CIFAR-10, 35.7M, 12 skips", _CIFAR, diffusion=Diffusion("ddpm"),
+    model=Model(kind="unet", unet="cifar10"), sample=Sample(10_000, sampler="ddpm", steps=1000),
 )  # fmt: skip
-_paper(
-    "imagenet64-uvit-l", "U-ViT-L/4 on ImageNet 64 by class, 287M",
-    model=ModelConfig(patch_size=4, embed_dim=1024, depth=20, num_heads=16), **_IMAGENET,
+_add(
+    "imagenet64-unet", "paper", "U-Net on ImageNet 64 by class, 141M, 16 skips", _IMAGENET,
+    diffusion=Diffusion("ddpm"), model=Model(kind="unet", unet="imagenet64"),
 )  # fmt: skip
-_paper("coco-uvit-s", "U-ViT-S/2 on MS-COCO latents, text to image, 45M", model=ModelConfig(patch_size=2), **_COCO)
-_paper("coco-uvit-s-deep", "U-ViT-S/2 (deep) on MS-COCO latents, 58M", model=ModelConfig(depth=16), **_COCO)
-_paper(
-    "cifar10-unet", "DDPM's U-Net on CIFAR-10, 35.7M, 12 skips", model=ModelConfig(kind="unet", unet="cifar10"),
-    diffusion=DiffusionConfig("ddpm"), sample=SampleConfig(every=10_000, n=64, sampler="ddpm", steps=1000), **_CIFAR,
-)  # fmt: skip
-_paper(
-    "imagenet64-unet", "U-Net on ImageNet 64 by class, 141M, 16 skips", diffusion=DiffusionConfig("ddpm"),
-    model=ModelConfig(kind="unet", unet="imagenet64"), **_IMAGENET,
-)  # fmt: skip
-_paper(
-    "coco-unet", "U-Net on MS-COCO latents, text to image, 53M, 9 skips", model=ModelConfig(kind="unet", unet="coco"),
-    **_COCO,
+_add(
+    "coco-unet", "paper", "U-Net on MS-COCO latents, text to image, 53M, 9 skips", _COCO,
+    model=Model(kind="unet", unet="coco"),
 )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ class Trainer:
         self.adapt = get_model(config.model.kind).adapt
         self.wrapped, self.prepared = self.accelerator.prepare(self.net, self.optimizer)
         self.denoise = self.adapt(self.wrapped)
-        null = examples.null_context
+        null, self.null_y = examples.null_context, examples.facts().null_y
         self.null_context = None if null is None else null.to(self.accelerator.device)
         self.progress = Progress()
         self.monitor: StabilityMonitor | None = None  # records steps if the loop sets one
@@ -156,8 +156,10 @@ class Trainer:
                 batch.x_0,
                 batch.t,
                 batch.eps,
-                **batch.conditions(),
-                null_y=self.examples.null_y,
+                y=batch.y,
+                context=batch.context,
+                drop=batch.drop,
+                null_y=self.null_y,
                 null_context=self.null_context,
             )
 
