@@ -1,5 +1,6 @@
 """Every fault that was tried is noted; `make test-faults` makes docs/reliability.md of the notes."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -63,6 +64,6 @@ def imported(tmp_path_factory):
     examples = Examples(config, "train")
     trainer = Trainer(config, examples)
     run = Run(tmp_path_factory.mktemp("imported"))
-    run.write_record({"config": config.to_dict(), **examples.facts().to_dict()})
+    run.write_record({"config": config.to_dict(), **dataclasses.asdict(examples.facts())})
     run.save_model(trainer.net, 0)
     load_run(run.folder)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelong.runs.logs import Tail, last_lines, read_columns
-from scalelong.runs.stability import read_stability_arrays
+from scalelong.runs.logs import Tail, last_lines, read_columns, read_stability_arrays
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

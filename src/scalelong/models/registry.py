@@ -93,15 +93,13 @@ def load_network(folder: Path, build: Callable[[], nn.Module]) -> nn.Module:
 
 def _class(name: Any) -> Any:
     """Return the class of a network of this package or of diffusers, None for any other name."""
-    if name == "UViT":
-        from scalelong.models import UViT
+    import diffusers
 
-        return UViT
+    from scalelong.models import UViT
+
     if name in ("UNet2DModel", "UNet2DConditionModel"):
-        import diffusers
-
         return getattr(diffusers, name)
-    return None
+    return UViT if name == "UViT" else None
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from scalelong.experiments.comparison import RunMeasures, measure_run, ranking_l
 from scalelong.experiments.plan import DistanceSpec, Variant, check_variants, plan
 from scalelong.experiments.statistics import Estimate, acceleration, paired_ratio
 from scalelong.experiments.worker import is_finished
-from scalelong.runs.logs import EMPTY, Series
+from scalelong.runs.logs import EMPTY, Series, StabilityArrays
 from scalelong.runs.run import Run
-from scalelong.runs.stability import StabilityArrays
 
 if TYPE_CHECKING:
     from scalelong.runs.config import Config

@@ -12,8 +12,7 @@ import numpy as np
 from scalelong.experiments.comparison import Comparison
 from scalelong.experiments.statistics import change
 from scalelong.report.read import RunView, labels
-from scalelong.runs.logs import Floats, Series
-from scalelong.runs.stability import StabilityArrays
+from scalelong.runs.logs import Floats, Series, StabilityArrays
 
 STYLES = 8  # colors and dash patterns of the page
 POINTS = 300  # of a curve

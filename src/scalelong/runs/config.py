@@ -181,9 +181,6 @@ class Facts:
         rows, names = self.shapes.label_rows, self.class_names
         return len(names) if rows and names and rows > len(names) else None
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 # What a resumed run may change: its length, and what it writes. Never what it learns.
 FREE = ("train.steps", "train.log_every", "tracker", "checkpoint", "validate", "sample", "evaluate", "monitor")

@@ -1,4 +1,4 @@
-"""Logs of a run: one JSON object per line, appended while training and read by columns."""
+"""Logs of a run: one JSON object per line, appended while training and read as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 from array import array
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scalelong.errors import RunError
 from scalelong.files import json_line_blocks, parse_json_line
+from scalelong.monitor.log import StabilityLog, lookup, read_stability
 
 Floats = npt.NDArray[np.float64]
 TAIL = 4 << 20  # bytes of a log's end that `Tail` reads first; older values are not the latest ones
@@ -34,12 +37,13 @@ class JsonLines:
             return 0
         with open(self.path, "r+b") as file:
             with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-                end, last = len(content), None
-                while end and last is None:
+                end = len(content)
+                while end:
                     start = content.rfind(b"\n", 0, end - 1) + 1
-                    last = _step_of(content[start:end])
-                    if last is None or last > step:
-                        end, last = start, None
+                    last = _step_until(step, content[start:end])
+                    if last is not None:
+                        break
+                    end = start
             file.truncate(end)
         return last or 0
 
@@ -64,10 +68,11 @@ class JsonLines:
                 file.close()
 
 
-def _step_of(line: bytes) -> int | None:
-    """Return the step of a line, 0 for a header, None if the line is torn or not of a log."""
+def _step_until(limit: int, line: bytes) -> int | None:
+    """Return the step of a line (0 for a header), or None if it is above the limit, torn, or not of a log."""
     try:
-        return int(json.loads(line).get("step", 0)) if line.endswith(b"\n") else None
+        step = json.loads(line).get("step", 0)
+        return int(step) if line.endswith(b"\n") and step <= limit else None
     except (ValueError, AttributeError, TypeError, RecursionError, OverflowError):
         return None
 
@@ -167,3 +172,91 @@ def last_lines(path: Path, count: int = 8, block: int = 16_384) -> list[str]:
         return []
     lines = ["".join(c if c.isprintable() else " " for c in line).rstrip()[:300] for line in text.splitlines()]
     return [line for line in lines if line][-count:]
+
+
+# -------------------------------------------------------------------------------------- stability.jsonl
+
+
+@dataclass(frozen=True)
+class StabilityArrays:
+    """A stability log, one row per snapshot. Long skips count from 1, the outermost. Missing values are NaN."""
+
+    log: StabilityLog
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return self.log.header
+
+    @cached_property
+    def steps(self) -> Floats:
+        return np.array([float(entry["step"]) for entry in self.log.entries])
+
+    @property
+    def n(self) -> int:
+        """The number of long skips."""
+        skips = self.header.get("skips")
+        return len(skips) if isinstance(skips, list) else 0
+
+    @property
+    def blocks(self) -> list[str]:
+        blocks = self.header.get("blocks")
+        return [str(block) for block in blocks] if isinstance(blocks, list) else []
+
+    def matrix(self, *path: str, width: int | None = None) -> Floats | None:
+        """Return (snapshots, width) of a list in every entry, `matrix("probe", "backbone")`; None without numbers."""
+        width = self.n if width is None else width
+        rows = np.full((len(self.log.entries), width), np.nan)
+        for k, entry in enumerate(self.log.entries):
+            values = lookup(entry, *path)
+            if isinstance(values, list) and len(values) == width:
+                rows[k] = [value if _is_number(value) else np.nan for value in values]
+        return rows if width and np.isfinite(rows).any() else None
+
+    def series(self, *path: str) -> Series | None:
+        """Return one number of every entry: `series("grad", "total")`. None if it has no number."""
+        numbers = [value if _is_number(value) else np.nan for value in self.log.series(*path)[1]]
+        values = np.array(numbers, dtype=float)
+        return Series(self.steps, values) if len(values) and np.isfinite(values).any() else None
+
+    def late(self) -> npt.NDArray[np.bool_]:
+        """Return a mask of the snapshots in the second half of training."""
+        return self.steps >= self.steps[-1] / 2 if len(self.steps) else np.zeros(0, bool)
+
+    def oscillation(self, *path: str, width: int | None = None) -> Floats | None:
+        """Return the oscillation over the second half of training, (width,): `oscillation("probe", "backbone")`.
+
+        NaN for fewer than two jumps; None if that holds for all columns.
+        """
+        jumps = self.matrix("jump", *path, width=width)
+        return None if jumps is None else _oscillation(jumps[self.late()])
+
+    def gradient_oscillation(self) -> float | None:
+        """Return the oscillation of the total gradient norm, on training batches."""
+        jumps = self.series("jump", "grad", "total")
+        value = None if jumps is None else _oscillation(jumps.values[self.late(), None])
+        return None if value is None else float(value[0])
+
+    def alarms(self) -> list[str]:
+        """Return the text of every alarm."""
+        return [str(alarm["text"]) for alarm in self.log.alarms()]
+
+
+def read_stability_arrays(path: Path) -> StabilityArrays | None:
+    """Read a stability.jsonl; None if it is missing or has no valid header."""
+    try:
+        return StabilityArrays(read_stability(path))
+    except RunError:
+        return None
+
+
+def _oscillation(jumps: Floats) -> Floats | None:
+    import torch
+
+    from scalelong.monitor.snapshot import spread
+
+    spreads: Floats = spread(torch.from_numpy(jumps)).numpy()
+    return spreads if np.isfinite(spreads).any() else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300

@@ -25,8 +25,7 @@ from scalelong.errors import RunError, invalid, one_line
 from scalelong.files import atomic_folder, read_json, sweep, write_text
 from scalelong.models.registry import Shapes, get_model
 from scalelong.runs.config import Config, Facts, flatten
-from scalelong.runs.logs import EMPTY, Series, read_columns
-from scalelong.runs.stability import StabilityArrays, read_stability_arrays
+from scalelong.runs.logs import EMPTY, Series, StabilityArrays, read_columns, read_stability_arrays
 
 if TYPE_CHECKING:
     import numpy as np

@@ -57,11 +57,9 @@ class Display:
             self.say(f"{self.title}: step {number} of {self.steps}, {values}, {left:.0f} s left")
 
     def say(self, line: str) -> None:
-        if self.quiet:
-            return
         if self._bar is not None:
             self._bar.console.print(line, highlight=False, markup=False)
-        else:
+        elif not self.quiet:
             print(line, file=sys.stderr, flush=True)
 
     @contextmanager

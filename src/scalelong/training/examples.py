@@ -74,10 +74,6 @@ class Examples:
     def facts(self) -> Facts:
         return Facts(self.shapes, self.images.class_names if self.config.data.classes else None)
 
-    @property
-    def null_context(self) -> Tensor | None:
-        return None if self.tokens is None else torch.as_tensor(self.tokens.empty)
-
     @cached_property
     def shapes(self) -> Shapes:
         channels, size = self.source.batch(torch.zeros(1, dtype=torch.int64)).shape[1:3]

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -95,7 +95,11 @@ def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:
                 stop = _shared_signal(trainer, received)
                 if due(step, config.checkpoint.every, last) or stop is not None:
                     log.sync()
-                    _save(trainer, run)
+                    if main:
+                        run.check_exists()
+                        checkpoint.save(run.checkpoints_path, trainer.state(), config.checkpoint.keep)
+                        run.save_model(trainer.ema.net, step)
+                    trainer.accelerator.wait_for_everyone()
                 if stop is not None and not last:
                     name = signal.Signals(stop).name
                     display.say(f"{name}: wrote a checkpoint after step {step}; the same command resumes")
@@ -104,14 +108,6 @@ def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:
             log.close()
             observers.close()
     return None
-
-
-def _save(trainer: Trainer, run: Run) -> None:
-    if trainer.accelerator.is_main_process:
-        run.check_exists()
-        checkpoint.save(run.checkpoints_path, trainer.state(), trainer.config.checkpoint.keep)
-        run.save_model(trainer.ema.net, trainer.progress.step)
-    trainer.accelerator.wait_for_everyone()
 
 
 def _resume(trainer: Trainer, run: Run) -> list[str]:
@@ -146,7 +142,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
     packages = ("scalelong", "torch", "diffusers", "accelerate", "safetensors", "numpy")
     images = trainer.examples.images
     return {
-        **trainer.examples.facts().to_dict(),
+        **asdict(trainer.examples.facts()),
         "data": {"name": images.name, "split": images.split, "n": len(images), "fingerprint": images.fingerprint},
         "parameters": sum(p.numel() for p in trainer.net.parameters()),
         "device": str(trainer.accelerator.device),

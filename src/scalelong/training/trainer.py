@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from scalelong._modules import evaluating
 from scalelong.diffusion import simple_loss
-from scalelong.errors import InvalidValueError, RunError
+from scalelong.errors import InvalidValueError, RunError, invalid
 from scalelong.models.registry import get_model
 from scalelong.monitor.probe import probe_size
 from scalelong.runs.config import Config
@@ -27,8 +27,6 @@ from scalelong.training.examples import Batch, Examples
 
 if TYPE_CHECKING:
     from scalelong.monitor.monitor import StabilityMonitor
-
-PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,9 @@ class Ema:
     def __init__(self, net: nn.Module, decay: float, warmup: bool = False) -> None:
         self.decay, self.warmup = decay, warmup
         self.net = copy.deepcopy(net).eval().requires_grad_(False)
-        averages, buffers = dict(self.net.named_parameters()), dict(self.net.named_buffers())
-        self._parameters: list[Tensor] = [parameter for _, parameter in net.named_parameters()]
-        self._averages: list[Tensor] = [averages[name] for name, _ in net.named_parameters()]
-        self._buffers = [(buffers[name], buffer) for name, buffer in net.named_buffers()]
+        self._parameters: list[Tensor] = list(net.parameters())
+        self._averages: list[Tensor] = [self.net.get_parameter(name) for name, _ in net.named_parameters()]
+        self._buffers = [(self.net.get_buffer(name), buffer) for name, buffer in net.named_buffers()]
 
     def decay_at(self, update: int) -> float:
         """Return d for update `update` (from 1): constant, or min(d, (1 + u)/(10 + u)) with warm-up."""
@@ -78,10 +75,8 @@ class Trainer:
         self.accelerator = _accelerator(config)
         t, world = config.train, self.accelerator.num_processes
         if t.batch_size % (world * t.accumulate):
-            raise InvalidValueError(
-                f"train.batch_size must be divisible by {world} process(es) × {t.accumulate} accumulation part(s), "
-                f"got {t.batch_size}"
-            )
+            expected = f"divisible by {world} process(es) × {t.accumulate} accumulation part(s)"
+            raise invalid("train.batch_size", expected, t.batch_size)
         self.net = build_network(config, examples.shapes).to(self.accelerator.device)
         self.ema = Ema(self.net, config.ema.decay, config.ema.warmup)
         fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in self.net.parameters())
@@ -94,8 +89,9 @@ class Trainer:
         self.adapt = get_model(config.model.kind).adapt
         self.wrapped, self.prepared = self.accelerator.prepare(self.net, self.optimizer)
         self.denoise = self.adapt(self.wrapped)
-        null, self.null_y = examples.null_context, examples.facts().null_y
-        self.null_context = None if null is None else null.to(self.accelerator.device)
+        self.null_y, self.null_context = examples.facts().null_y, None
+        if examples.tokens is not None:
+            self.null_context = torch.as_tensor(examples.tokens.empty).to(self.accelerator.device)
         self.progress = Progress()
         self.monitor: StabilityMonitor | None = None  # records steps if the loop sets one
         self.net.train()
@@ -122,7 +118,9 @@ class Trainer:
                     self._record(loss=losses, t=batch.t)
         grad_norm = self._clipped_norm()
         self._record(grad_norm=grad_norm)
-        values = self._synchronized(loss, grad_norm)
+        if self.accelerator.num_processes > 1:
+            loss = self.accelerator.reduce(loss, reduction="mean")
+        values = torch.stack([loss.float(), grad_norm.float()]).tolist()  # one transfer from the device
         skipped = self._must_skip(*values, number)
         if not skipped:
             self.prepared.step()
@@ -153,12 +151,7 @@ class Trainer:
             return simple_loss(
                 self.denoise if net is None else self.adapt(net),
                 self.examples.process,
-                batch.x_0,
-                batch.t,
-                batch.eps,
-                y=batch.y,
-                context=batch.context,
-                drop=batch.drop,
+                **vars(batch),
                 null_y=self.null_y,
                 null_context=self.null_context,
             )
@@ -170,13 +163,6 @@ class Trainer:
             return self.accelerator.clip_grad_norm_(self.net.parameters(), limit)
         self.accelerator.unscale_gradients(self.prepared)
         return torch.nn.utils.get_total_norm([p.grad for p in self.net.parameters() if p.grad is not None])
-
-    def _synchronized(self, loss: Tensor, grad_norm: Tensor) -> tuple[float, float]:
-        """Return the mean loss over all processes and the gradient norm, with one transfer from the device."""
-        if self.accelerator.num_processes > 1:
-            loss = self.accelerator.reduce(loss, reduction="mean")
-        pair = torch.stack([loss.float(), grad_norm.float()]).tolist()
-        return pair[0], pair[1]
 
     def _must_skip(self, loss: float, grad_norm: float, number: int) -> bool:
         """False for a finite step, and for an overflow that fp16's scaler skips itself. Raises if so configured."""
@@ -269,7 +255,7 @@ def _accelerator(config: Config) -> Any:
     many = int(os.environ.get("WORLD_SIZE", "1")) > 1
     accelerator = Accelerator(
         cpu=many and not torch.cuda.is_available(),
-        mixed_precision=PRECISIONS[t.precision],
+        mixed_precision="no" if t.precision == "fp32" else t.precision,
         gradient_accumulation_steps=t.accumulate,
         step_scheduler_with_optimizer=False,
     )
