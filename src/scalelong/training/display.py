@@ -65,10 +65,7 @@ class Display:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the terminal to something that shows its own progress."""
+        self.__exit__()
+        yield
         if self._bar is not None:
-            self._bar.stop()
-        try:
-            yield
-        finally:
-            if self._bar is not None:
-                self._bar.start()
+            self._bar.start()

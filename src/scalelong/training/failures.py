@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 from safetensors import SafetensorError
 
 from scalelong.errors import RunError, one_line, out_of_memory
-from scalelong.runs.config import Config
+from scalelong.runs.config import Config, TrainConfig
 from scalelong.runs.run import Run
 from scalelong.training import checkpoint
 
@@ -21,26 +21,26 @@ def explained(config: Config, run: Run) -> Iterator[None]:
     """Translate errors of the allocator, the file system and torch.distributed. All others pass unchanged."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        path = getattr(error, "filename", None) or run.folder
-        reason = getattr(error, "strerror", None) or one_line(error)
-        raise RunError(
-            f"the run in {run.folder} stopped: {path}: {reason}. {_checkpoint(run)} "
-            "Make room or fix the folder's permissions; the same command then resumes"
-        ) from error
     except Exception as error:
-        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_LOST):
-            raise RunError(
-                f"another process of this run ended ({one_line(error)[:120]}…). {_checkpoint(run)} "
-                "The same command resumes; torchrun --max-restarts does so automatically"
-            ) from error
-        if not out_of_memory(error):
+        if isinstance(error, (OSError, SafetensorError)):
+            path = getattr(error, "filename", None) or run.folder
+            problem = f"the run in {run.folder} stopped: {path}: {getattr(error, 'strerror', None) or one_line(error)}"
+            advice = "Make room or fix the folder's permissions; the same command then resumes"
+        elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_LOST):
+            problem = f"another process of this run ended ({one_line(error)[:120]}…)"
+            advice = "The same command resumes; torchrun --max-restarts does so automatically"
+        elif out_of_memory(error):
+            problem, advice = _memory_advice(config.train, one_line(error)[:200] or type(error).__name__)
+        else:
             raise
-        raise RunError(_memory_advice(config, run, error)) from error
+        step = None
+        with suppress(OSError):
+            step = checkpoint.last_step(run.checkpoints_path)
+        state = "No checkpoint was written yet" if step is None else f"The checkpoint of step {step} is intact"
+        raise RunError(f"{problem}. {state}. {advice}") from error
 
 
-def _memory_advice(config: Config, run: Run, error: Exception) -> str:
-    t = config.train
+def _memory_advice(t: TrainConfig, reason: str) -> tuple[str, str]:
     processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     part = t.batch_size // (processes * t.accumulate)
     remedies = []
@@ -50,15 +50,4 @@ def _memory_advice(config: Config, run: Run, error: Exception) -> str:
     if not t.gradient_checkpointing:
         remedies.append("--set train.gradient_checkpointing=true (slower, less memory)")
     remedies.append("a smaller --batch-size" if part > 1 else "a smaller network")
-    return (
-        f"out of memory with {part} image(s) at once ({one_line(error)[:200] or type(error).__name__}). "
-        f"{_checkpoint(run)} Try {', or '.join(remedies)}"
-    )
-
-
-def _checkpoint(run: Run) -> str:
-    try:
-        step = checkpoint.last_step(run.checkpoints_path)
-    except OSError:
-        step = None
-    return f"The checkpoint of step {step} is intact." if step is not None else "No checkpoint was written yet."
+    return f"out of memory with {part} image(s) at once ({reason})", f"Try {', or '.join(remedies)}"
