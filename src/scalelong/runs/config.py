@@ -326,7 +326,8 @@ _CHOICES = {
 def _check(config: Config) -> None:
     """Refuse values that no run can have. Optional settings may be None."""
     values = {key: value for key, value in flatten(config.to_dict()).items() if value is not None}
-    limits = [(key, least, 2**63, f"an integer >= {least} and less than 2**63") for key, least in _MINIMUM.items()]
+    limits: list[tuple[str, float, float, str]] = []
+    limits += [(key, least, 2**63, f"an integer >= {least} and less than 2**63") for key, least in _MINIMUM.items()]
     limits += [(key, _SMALLEST, math.inf, "a number > 0") for key in _POSITIVE]
     limits += [(key, 0, 1, "in [0, 1)") for key in _FRACTIONS] + [("train.weight_decay", 0, math.inf, "a number >= 0")]
     for key, low, high, expected in limits:

@@ -38,7 +38,8 @@ class Batch:
         return self._mapped(lambda value: value[start : start + count])
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(**{k: None if v is None else change(v) for k, v in vars(self).items()})
+        changed: dict[str, Any] = {k: None if v is None else change(v) for k, v in vars(self).items()}
+        return Batch(**changed)
 
 
 class Examples:

@@ -89,7 +89,8 @@ class Trainer:
         self.adapt = get_model(config.model.kind).adapt
         self.wrapped, self.prepared = self.accelerator.prepare(self.net, self.optimizer)
         self.denoise = self.adapt(self.wrapped)
-        self.null_y, self.null_context = examples.facts().null_y, None
+        self.null_y = examples.facts().null_y
+        self.null_context: Tensor | None = None
         if examples.tokens is not None:
             self.null_context = torch.as_tensor(examples.tokens.empty).to(self.accelerator.device)
         self.progress = Progress()
