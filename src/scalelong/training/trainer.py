@@ -122,7 +122,7 @@ class Trainer:
         if self.accelerator.num_processes > 1:
             loss = self.accelerator.reduce(loss, reduction="mean")
         values = torch.stack([loss.float(), grad_norm.float()]).tolist()  # one transfer from the device
-        skipped = self._must_skip(*values, number)
+        skipped = self._must_skip(values[0], values[1], number)
         if not skipped:
             self.prepared.step()
             skipped = bool(self.prepared.step_was_skipped)  # fp16's scaler found an overflow
