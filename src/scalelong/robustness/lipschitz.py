@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,6 @@ from scalelong.skips.hooks import attach
 from scalelong.skips.sites import ROOT
 from scalelong.theory.bounds import log_or_minus_inf, log_robustness
 
-Linear = Callable[[Tensor], Tensor]
 NOT_SEPARABLE = (
     "‖b_i∘a_i‖ needs long skips that are separate arguments of a module; "
     "for other networks use scalelong.robustness.spectral_norm(lambda v: b(a(v)), x)"
@@ -56,48 +56,25 @@ class Jacobian:
     def __init__(self, target: Tensor, source: Tensor) -> None:
         self.target, self.source = target, source
         self._u = torch.zeros_like(target, requires_grad=True)
-        self._pulled: Tensor | None = None  # Jᵀu as a function of u; None if the target does not depend on the source
-        if target.requires_grad:
-            (self._pulled,) = torch.autograd.grad(target, source, self._u, create_graph=True, allow_unused=True)
+        self._pulled = _gradient(target, source, self._u, create_graph=True)  # Jᵀu as a function of u
 
     def transposed_times(self, u: Tensor) -> Tensor:
-        if self._pulled is None:
-            return torch.zeros_like(self.source)
-        (pulled,) = torch.autograd.grad(self.target, self.source, u, retain_graph=True)
-        return pulled
+        return _gradient(self.target, self.source, u)
 
     def times(self, v: Tensor) -> Tensor:
-        pushed = None
-        if self._pulled is not None and self._pulled.requires_grad:
-            (pushed,) = torch.autograd.grad(self._pulled, self._u, v, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(self.target) if pushed is None else pushed
+        return _gradient(self._pulled, self._u, v)
 
 
-def power_iteration(
-    multiply: Linear, transpose: Linear, start: Tensor, iterations: int = 200, tolerance: float = 1e-5
-) -> SpectralNorm:
-    """‖A‖₂ from v ↦ Av and u ↦ Aᵀu, from `start` until the relative change of ‖Av‖ is at most `tolerance`."""
-    if iterations < 1:
-        raise invalid("iterations", "an integer >= 1", iterations)
-    v = start / start.norm()
-    value = 0.0
-    for done in range(1, iterations + 1):
-        u = multiply(v)
-        before, value = value, float(u.norm())
-        if value == 0.0 or not torch.isfinite(u).all():
-            return SpectralNorm(value, done, converged=value == 0.0)
-        if abs(value - before) <= tolerance * value:
-            return SpectralNorm(value, done, converged=True)
-        v = transpose(u)
-        length = v.norm()
-        if length == 0:
-            return SpectralNorm(value, done, converged=True)
-        v = v / length
-    return SpectralNorm(value, iterations, converged=False)
+def _gradient(target: Tensor, source: Tensor, v: Tensor, create_graph: bool = False) -> Tensor:
+    """∂⟨target, v⟩/∂source, zero if the target does not depend on the source."""
+    if not target.requires_grad:
+        return torch.zeros_like(source)
+    options = {"retain_graph": True, "create_graph": create_graph, "materialize_grads": True}
+    return torch.autograd.grad(target, source, v, **options)[0]
 
 
 def spectral_norm(
-    function: Linear, x: Tensor, iterations: int = 200, tolerance: float = 1e-5, seed: int = 0
+    function: Callable[[Tensor], Tensor], x: Tensor, iterations: int = 200, tolerance: float = 1e-5, seed: int = 0
 ) -> SpectralNorm:
     """‖∂function/∂x‖₂ at `x`, for a function of one tensor of any shape; pass `lambda v: b(a(v))` for ‖b∘a‖."""
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -106,42 +83,36 @@ def spectral_norm(
 
 
 def _norm(chain: list[Jacobian], iterations: int, tolerance: float, seed: int) -> SpectralNorm:
-    """‖J_k … J_1‖₂ of a chain of Jacobians, the innermost first."""
-
-    def multiply(v: Tensor) -> Tensor:
+    """‖J_k … J_1‖₂, the innermost first, by power iteration until its relative change is at most `tolerance`."""
+    if iterations < 1:
+        raise invalid("iterations", "an integer >= 1", iterations)
+    source, value = chain[0].source, 0.0
+    v = torch.randn(source.shape, generator=torch.Generator().manual_seed(seed)).to(source)
+    for done in range(1, iterations + 1):
+        v = v / v.norm()
         for jacobian in chain:
             v = jacobian.times(v)
-        return v
-
-    def transpose(u: Tensor) -> Tensor:
+        before, value = value, float(v.norm())
+        if not math.isfinite(value):
+            return SpectralNorm(value, done, converged=False)
+        if abs(value - before) <= tolerance * value:  # also for a norm of 0
+            return SpectralNorm(value, done, converged=True)
         for jacobian in reversed(chain):
-            u = jacobian.transposed_times(u)
-        return u
-
-    source = chain[0].source
-    start = torch.randn(source.shape, generator=torch.Generator().manual_seed(seed)).to(source)
-    return power_iteration(multiply, transpose, start, iterations, tolerance)
+            v = jacobian.transposed_times(v)
+        if v.norm() == 0:
+            return SpectralNorm(value, done, converged=True)
+    return SpectralNorm(value, iterations, converged=False)
 
 
 # ------------------------------------------------------------------------------- one pass through a network
 
 
-@dataclass
 class _Join:
-    """The tensors of one join. `probe` is a zero added to κ_i·s_i: its gradient is the decoder's alone."""
+    """The tensors of one join, set during the pass."""
 
-    skip: Tensor | None = None  # s_i, the encoder's output
-    probe: Tensor | None = None
-    backbone: Tensor | None = None  # the tensor that the skip joins: the output of b_{i+1}
-
-
-class _Pass(NamedTuple):
-    """A forward pass with the tensors of its joins, outermost first, and the largest κ_i of a learned scaling."""
-
-    x: Tensor
-    output: Tensor
-    joins: list[_Join]
-    kappas: dict[int, float]
+    skip: Tensor  # s_i, the encoder's output
+    probe: Tensor  # a zero added to κ_i·s_i: its gradient is the decoder's alone
+    backbone: Tensor  # the tensor that the skip joins: the output of b_{i+1}
 
 
 @dataclass
@@ -159,43 +130,39 @@ class _Recorder:
         return skip + probe
 
 
-def _run(net: nn.Module, sites: list[Site], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pass:
-    source = x.detach().clone().requires_grad_()
-    joins, kappas = [_Join() for _ in sites], dict[int, float]()
-    with ExitStack() as hooks:
-        for after in (False, True) if sites else ():
-            for handle in attach(net, sites, _Recorder(joins, after), before=not after):
-                hooks.callback(handle.remove)
-        for site, join in zip(sites, joins, strict=True):
-            module = net.get_submodule(site.path)
-            hooks.callback(module.register_forward_pre_hook(_keep_backbone(join, site), with_kwargs=True).remove)
-        if (scaler := scaling_of(net)) is not None:
-            hooks.callback(scaler.register_forward_hook(_keep_largest(kappas)).remove)
-        returned = net(source, *args, **kwargs)
-    output = first_tensor(getattr(returned, "sample", returned))  # .sample: diffusers' outputs
-    if output is None:
-        raise invalid("the network's output", "a tensor", type(returned).__name__)
-    return _Pass(source, output, joins, kappas)
+class _Pass:
+    """A forward pass: input, output, joins (outermost first) and the largest κ_i of a learned scaling."""
 
+    def __init__(self, net: nn.Module, sites: list[Site], x: Tensor, args: tuple[Any, ...], kwargs: Any) -> None:
+        self.x = x.detach().clone().requires_grad_()
+        self.joins = [_Join() for _ in sites]
+        self.kappas: dict[int, float] = {}
+        with ExitStack() as hooks:
+            for after in (False, True) if sites else ():
+                for handle in attach(net, sites, _Recorder(self.joins, after), before=not after):
+                    hooks.callback(handle.remove)
+            for site, join in zip(sites, self.joins, strict=True):
+                module, hook = net.get_submodule(site.path), partial(_keep_backbone, join, site)
+                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            if (scaler := scaling_of(net)) is not None:
+                hooks.callback(scaler.register_forward_hook(self._keep_largest).remove)
+            returned = net(self.x, *args, **kwargs)
+        output = first_tensor(getattr(returned, "sample", returned))  # .sample: diffusers' outputs
+        if output is None:
+            raise invalid("the network's output", "a tensor", type(returned).__name__)
+        self.output = output
 
-def _keep_backbone(join: _Join, site: Site) -> Callable[..., None]:
-    """The join's first argument is the backbone, or starts with it if the carrier has concatenated the skip."""
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden = args[0] if args else next(value for value in kwargs.values() if isinstance(value, Tensor))
-        if site.carrier is not None and site.channels is not None:
-            hidden = hidden.narrow(site.dim, 0, hidden.shape[site.dim] - site.channels)
-        join.backbone = hidden
-
-    return hook
-
-
-def _keep_largest(kappas: dict[int, float]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kappa: float | Tensor) -> None:
+    def _keep_largest(self, module: nn.Module, args: tuple[Any, ...], kappa: float | Tensor) -> None:
         if isinstance(kappa, Tensor):
-            kappas[args[1]] = max(float(kappa.detach().max()), kappas.get(args[1], -math.inf))
+            self.kappas[args[1]] = max(float(kappa.detach().max()), self.kappas.get(args[1], -math.inf))
 
-    return hook
+
+def _keep_backbone(join: _Join, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The join's first argument is the backbone, or starts with it if the carrier has concatenated the skip."""
+    hidden = args[0] if args else next(value for value in kwargs.values() if isinstance(value, Tensor))
+    if site.carrier is not None and site.channels is not None:
+        hidden = hidden.narrow(site.dim, 0, hidden.shape[site.dim] - site.channels)
+    join.backbone = hidden
 
 
 def _separable(sites: list[Site]) -> bool:
@@ -208,7 +175,7 @@ def _separable(sites: list[Site]) -> bool:
 
 @dataclass(frozen=True)
 class BlockNorms:
-    """‖b_i∘a_i‖ at one input, outermost first: lower bounds, because power iteration converges from below."""
+    """‖b_i∘a_i‖ at one input, outermost first, from below by power iteration."""
 
     norms: tuple[float, ...]
     details: tuple[SpectralNorm, ...]
@@ -239,7 +206,7 @@ def block_norms(
     if not _separable(known):
         raise UnsupportedNetworkError(NOT_SEPARABLE)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        run = _run(net, known, example[0], example[1:], options)
+        run = _Pass(net, known, example[0], example[1:], options)
         return _block_norms(run, iterations, tolerance, seed)
 
 
@@ -247,7 +214,7 @@ def _block_norms(run: _Pass, iterations: int, tolerance: float, seed: int) -> Bl
     details = []
     source, target = run.x, run.output
     for i, join in enumerate(run.joins, start=1):
-        if join.skip is None or join.probe is None or join.backbone is None:
+        if len(vars(join)) < 3:
             raise UnsupportedNetworkError(f"the input does not pass through long skip {i}")
         chain = [Jacobian(join.skip, source), Jacobian(target, join.probe)]
         details.append(_norm(chain, iterations, tolerance, seed + i))
@@ -298,7 +265,7 @@ def local_lipschitz(
         known = []
     sites, n = known if _separable(known) else [], len(known)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        run = _run(root, sites, x, args, kwargs)
+        run = _Pass(root, sites, x, args, kwargs)
         network = _norm([Jacobian(run.output, run.x)], iterations, tolerance, seed)
         result = LocalLipschitz(network.value, network.converged, _coefficients(root, n, run))
         if not sites:
@@ -307,10 +274,8 @@ def local_lipschitz(
             blocks = _block_norms(run, iterations, tolerance, seed)
         except UnsupportedNetworkError as error:
             return replace(result, note=str(error))
-        skip, backbone = run.joins[-1].skip, run.joins[-1].backbone
-        assert isinstance(skip, Tensor)  # _block_norms has used both
-        assert isinstance(backbone, Tensor)
-        middle = _norm([Jacobian(backbone, skip)], iterations, tolerance, seed).value
+        inner = run.joins[-1]
+        middle = _norm([Jacobian(inner.backbone, inner.skip)], iterations, tolerance, seed).value
     result = replace(result, blocks=blocks.norms, middle=middle)
     if not result.coefficients:
         return replace(result, note="the coefficients κ_i of this scaling could not be recorded")
