@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from scalelong import ConstantScaling
-from scalelong.theory.bounds import expected_input_norm
-from scalelong.theory.propagation import Shape, draw_inputs, gradient_index, measure_propagation, scaled
+from scalelong.theory.bounds import expected_input_norm, gradient_statement
+from scalelong.theory.propagation import Shape, draw_inputs, measure_propagation
 from scalelong.theory.stacked import StackedUNet
 
 
@@ -30,7 +30,7 @@ def test_features_are_the_squared_norms_of_every_h_i():
     measured = measure_propagation(net, x, torch.zeros(4, 12))
     for i, hidden in enumerate(net.features(x).hidden):
         expected = hidden.detach().square().sum(1) / x.square().sum(1)
-        assert torch.allclose(measured.features[:, i], expected, rtol=1e-5)
+        assert torch.allclose(measured.features[:, i].float(), expected, rtol=1e-5)
 
 
 def test_measuring_leaves_no_hook_and_no_gradient():
@@ -42,28 +42,19 @@ def test_measuring_leaves_no_hook_and_no_gradient():
 
 def test_rows_of_gradients_belong_to_the_right_blocks():
     shape = Shape(width=8, skips=2, depth=2)
-    assert [gradient_index(row, 2) for row in range(5)] == [1, 2, 3, 1, 2]
+    assert gradient_statement((1.0, 0.5)) == [2.25, 1.25, 1.0, 2.25, 1.25]
     names = [shape.matrix_name(row, 0) for row in range(5)]
     assert names == ["a_1 W_1", "a_2 W_1", "f_2 W_1", "b_1 W_1", "b_2 W_1"]
     net = shape.build("kaiming", seed=0)
     assert [id(block) for block in net.blocks] == [id(b) for b in (*net.encoders, net.middle, *net.decoders)]
 
 
-def test_scaled_restores_the_network():
-    net, x = StackedUNet(8, 2), torch.randn(1, 8)
-    before = net(x)
-    with scaled(net, ConstantScaling(0.5)):
-        assert torch.equal(net(x), StackedUNet(8, 2, scaling=ConstantScaling(0.5))(x))
-    assert torch.equal(net(x), before)
-
-
 def test_inputs_are_uniform_pixels_with_noise():
-    noisy = draw_inputs(20_000, 64, torch.tensor([1.0, 0.5, 0.0]), seed=0)
-    measured = noisy.x_t.square().mean(1)
+    noisy, _ = draw_inputs(20_000, 64, torch.tensor([1.0, 0.5, 0.0]), seed=0)
+    measured = noisy.square().mean(1)
     error = float(measured.std() / 20_000**0.5)
     assert float(measured.mean()) == pytest.approx(expected_input_norm(1, 0.5), abs=4 * error)
-    clean = draw_inputs(500, 64, torch.ones(1), seed=0).x_t
+    clean, _ = draw_inputs(500, 64, torch.ones(1), seed=0)
     assert float(clean.abs().max()) <= 1
     assert float(clean.square().mean()) == pytest.approx(1 / 3, rel=0.02)
-    pure = draw_inputs(10, 64, torch.zeros(1), seed=0)
-    assert torch.equal(pure.x_t, pure.eps)
+    assert torch.equal(*draw_inputs(10, 64, torch.zeros(1), seed=0))

@@ -45,9 +45,9 @@ def rows(report, init, kind="propagation"):
 def test_samples_hold_the_features_of_the_networks():
     shape, scalings = Shape(32, 2, 2), four_scalings(0.5)
     samples = sample_networks("kaiming", shape, scalings, seeds=3)
-    noisy = ddpm_inputs(INPUTS, 32, seed=2)
+    x_t, _ = ddpm_inputs(INPUTS, 32, seed=2)
     net = StackedUNet(32, 2, 2, scaling=ConstantScaling(0.5), init="kaiming", seed=2)
-    expected = net(noisy.x_t).detach().square().sum(1) / noisy.x_t.square().sum(1)
+    expected = net(x_t).detach().square().sum(1) / x_t.square().sum(1)
     assert torch.allclose(samples["CS 0.5"].features[2, :, 0].float(), expected, rtol=1e-5)
     assert samples["CS 0.5"].gradients.shape == (3, INPUTS, 5, 2)
 
@@ -146,13 +146,13 @@ def test_theorem_3_1_holds_norm_preserving_and_not_with_kaiming(report):
 
 def test_the_spread_shrinks_with_the_width(report):
     for init in INITS:
-        widths = [row.shape.width for row in report.width_sweep(init)]
+        widths = [row.shape.width for row in report.sweep(init, "width")]
         assert widths == [16, 32, 64, 128]
         assert report.spread_exponents[init] == pytest.approx(-0.5, abs=0.3)
 
 
 def test_theorem_3_3_s_constant_explodes_with_kaiming(report):
-    kaiming, preserving = report.skip_sweep("kaiming"), report.skip_sweep("norm-preserving")
+    kaiming, preserving = report.sweep("kaiming", "skips"), report.sweep("norm-preserving", "skips")
     assert [row.shape.skips for row in kaiming] == [1, 2, 4]
     assert kaiming[-1].constant / kaiming[0].constant > 4**3 / 2
     assert preserving[-1].constant / preserving[0].constant < 4**3 / 2
@@ -195,9 +195,9 @@ def test_the_figure_shows_the_report_s_numbers(report):
         assert list(drawn.get_ydata()) == [point.measured for point in points]
     assert line.get_ydata()[0] == pytest.approx(fit.c2)
     spreads = axes[3].get_lines()[0]
-    assert list(spreads.get_ydata()) == [row.spread for row in report.width_sweep("kaiming")]
+    assert list(spreads.get_ydata()) == [row.spread for row in report.sweep("kaiming", "width")]
     constants = axes[4].get_lines()[1]
-    assert list(constants.get_ydata()) == [row.constant for row in report.skip_sweep("norm-preserving")]
+    assert list(constants.get_ydata()) == [row.constant for row in report.sweep("norm-preserving", "skips")]
     heights = [bar.get_height() for bar in axes[5].containers[4]]
     assert heights == [row.certified for row in report.robustness if row.init == "norm-preserving"]
 
@@ -209,7 +209,7 @@ def test_the_figure_is_written_in_the_format_of_its_name(report, tmp_path):
 
 def test_one_skip_works():
     small = measure_theory(seeds=2, width=32, skips=1, depth=1)
-    assert [row.shape.skips for row in small.skip_sweep("kaiming")] == [1, 2]
+    assert [row.shape.skips for row in small.sweep("kaiming", "skips")] == [1, 2]
     assert verdicts(small)
 
 

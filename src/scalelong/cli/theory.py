@@ -74,7 +74,7 @@ def _print_orders(report: TheoryReport) -> None:
     m0 = next(row.m0 for row in report.robustness if row.init == "norm-preserving")
     rows = []
     for name, spec in report.scalings.items():
-        order = orders(spec, shape.skips, shape.width, math.log(m0))
+        order = orders(spec, shape.skips, math.log(m0))
         total, main = closed_sum_of_squares(spec, shape.skips), math.exp(log_main_term(spec, shape.skips, math.log(m0)))
         rows.append((name, order.feature, order.robustness, f"{total:.2f}", number(main, 3)))
     title = f"The paper's predictions: N = {shape.skips}, m = {shape.width}, and M₀ = {m0:.2f} as measured"

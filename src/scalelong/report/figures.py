@@ -142,7 +142,7 @@ def _path_sums(ax: Axes, report: TheoryReport) -> None:
 def _concentration(ax: Axes, report: TheoryReport) -> None:
     """Theorem 3.1's probability: the spread over networks against the width."""
     for init, color in INIT_COLORS.items():
-        rows = report.width_sweep(init)
+        rows = report.sweep(init, "width")
         widths = [row.shape.width for row in rows]
         label = f"{init}: m^({report.spread_exponents[init]:.2f})"
         ax.loglog(widths, [row.spread for row in rows], MARKERS[init], color=color, label=label)
@@ -158,7 +158,7 @@ def _concentration(ax: Axes, report: TheoryReport) -> None:
 def _gradient_constant(ax: Axes, report: TheoryReport) -> None:
     """Theorem 3.3: its constant against the number of skips."""
     for init, color in INIT_COLORS.items():
-        rows = report.skip_sweep(init)
+        rows = report.sweep(init, "skips")
         skips = [row.shape.skips for row in rows]
         ax.semilogy(skips, [row.constant for row in rows], MARKERS[init] + "-", color=color, label=init)
     ax.set_xticks(skips)

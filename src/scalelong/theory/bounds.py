@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scalelong.errors import invalid
 from scalelong.kappa import log_geometric_sum, sum_of_squares
@@ -17,44 +17,39 @@ from scalelong.scaling import FixedScaling
 # ------------------------------------------------------------------------------------------- statements
 
 
-def expected_input_norm(m: int, mean_alpha_bar: float, pixel_second_moment: float = 1 / 3) -> float:
-    """Lemma 3.2: E‖x_t‖² = (1 − 2E_t ᾱ_t/3)m for x_0 uniform on [−1, 1].
-
-    For other data, pass their second moment E x_0²: E‖x_t‖² = (1 − E_t ᾱ_t·(1 − E x_0²))m.
-    """
-    if not 0 <= mean_alpha_bar <= 1:
-        raise invalid("mean_alpha_bar", "between 0 and 1", mean_alpha_bar)
-    return (1 - mean_alpha_bar * (1 - pixel_second_moment)) * m
+def expected_input_norm(m: int, mean_alpha_bar: float) -> float:
+    """Lemma 3.2: E‖x_t‖² = (1 − 2E_t ᾱ_t/3)m for x_0 uniform on [−1, 1], where E x_0² = 1/3."""
+    return (1 - mean_alpha_bar * (1 - 1 / 3)) * m
 
 
 def log_robustness(coefficients: Sequence[float], log_m0: float, log_l0: float = -math.inf) -> float:
-    """Logarithm of Theorem 3.4's bound Σ_i κ_i M_0^i + c_0 with c_0 = M_0^N L_0 (Eq. 65)."""
-    n = _check_coefficients(coefficients)
-    terms = [log_or_minus_inf(kappa) + i * log_m0 for i, kappa in enumerate(coefficients, start=1)]
-    return log_sum_exp([*terms, n * log_m0 + log_l0])
+    """Logarithm of Theorem 3.4's bound Σ_i κ_i M_0^i + c_0 with c_0 = M_0^N L_0 (Eq. 65).
 
-
-def robustness(coefficients: Sequence[float], m0: float, l0: float = 0.0, epsilon: float = 1.0) -> float:
-    """Theorem 3.4: the bound ε_δ[Σ_i κ_i M_0^i + M_0^N L_0] on the change of the output; `inf` on overflow.
-
-    The bound is certified for `m0` = max ‖J_b‖‖J_a‖. The paper's M_0 = max ‖b_i∘a_i‖ is smaller, and Eq. 61 moves
+    The bound is certified for M_0 = max ‖J_b‖‖J_a‖. The paper's M_0 = max ‖b_i∘a_i‖ is smaller, and Eq. 61 moves
     b_1∘a_1 past the inner gradient, which matrices do not allow: a network can violate the bound with that M_0.
     """
-    return epsilon * _exp(log_robustness(coefficients, log_or_minus_inf(m0), log_or_minus_inf(l0)))
+    if not coefficients:
+        raise invalid("coefficients", "one number per long skip", coefficients)
+    terms = [log_or_minus_inf(kappa) + i * log_m0 for i, kappa in enumerate(coefficients, start=1)]
+    return log_sum_exp([*terms, len(coefficients) * log_m0 + log_l0])
+
+
+def robustness(coefficients: Sequence[float], m0: float, l0: float = 0.0) -> float:
+    """Theorem 3.4: the bound Σ_i κ_i M_0^i + M_0^N L_0 on ‖ΔUNet‖/‖δ‖; `inf` on overflow."""
+    return exp_or_inf(log_robustness(coefficients, log_or_minus_inf(m0), log_or_minus_inf(l0)))
 
 
 # ----------------------------------------------------------------------------------------- closed forms
 
 
-@dataclass(frozen=True)
-class Orders:
-    """The orders that Sections 3, 4.1 and 6 print for one scaling, as text and as a number without constants.
+class Orders(NamedTuple):
+    """The orders that Sections 3, 4.1 and 6 print for one scaling.
 
-    feature: order of ‖h_0‖² (and of the gradient, times the loss).  robustness: main term of Theorem 3.4.
+    feature: of ‖h_0‖² (and of the gradient, times the loss).  robustness: main term of Theorem 3.4, also as a number
+    without constants.
     """
 
     feature: str
-    feature_value: float
     robustness: str
     log_robustness: float
 
@@ -65,7 +60,7 @@ def closed_sum_of_squares(scaling: FixedScaling, n: int) -> float:
     if geometric is None:
         return sum_of_squares(scaling.coefficients(n))
     log_first, log_ratio = geometric
-    return _exp(2 * log_first + log_geometric_sum(2 * log_ratio, n))
+    return exp_or_inf(2 * log_first + log_geometric_sum(2 * log_ratio, n))
 
 
 def log_main_term(scaling: FixedScaling, n: int, log_m0: float) -> float:
@@ -80,23 +75,23 @@ def log_main_term(scaling: FixedScaling, n: int, log_m0: float) -> float:
     return log_first + log_m0 + log_geometric_sum(log_m0 + log_ratio, n)
 
 
-def orders(scaling: FixedScaling, n: int, m: int, log_m0: float) -> Orders:
+def orders(scaling: FixedScaling, n: int, log_m0: float) -> Orders:
     """The orders that the paper prints for the standard, universal, CS and reversed CS network.
 
     The robustness orders keep the largest term, so they assume M_0 > 1 (and κM_0 > 1 for CS).
     """
-    features, geometric = m * closed_sum_of_squares(scaling, n), scaling.geometric(n)
+    geometric = scaling.geometric(n)
     if geometric is None:
-        return Orders("O(m Σκ²)", features, "O(Σ κ_i M₀^i)", log_main_term(scaling, n, log_m0))
+        return Orders("O(m Σκ²)", "O(Σ κ_i M₀^i)", log_main_term(scaling, n, log_m0))
     log_first, log_ratio = geometric
     log_largest = log_first + (n - 1) * log_ratio + n * log_m0
     if log_ratio < 0:  # CS
-        return Orders("O(κ^{2i} m)", features, "O(M₀ (κM₀)^{N−1})", log_largest)
+        return Orders("O(κ^{2i} m)", "O(M₀ (κM₀)^{N−1})", log_largest)
     if log_ratio > 0:  # reversed CS
-        return Orders("O(κ² m)", features, "O(κ M₀^N)", log_largest)
+        return Orders("O(κ² m)", "O(κ M₀^N)", log_largest)
     if log_first != 0:  # universal
-        return Orders("O(κ² N m)", features, "O(κ M₀^N)", log_largest)
-    return Orders("O(N m)", features, "O(N M₀^N)", math.log(n) + log_largest)
+        return Orders("O(κ² N m)", "O(κ M₀^N)", log_largest)
+    return Orders("O(N m)", "O(N M₀^N)", math.log(n) + log_largest)
 
 
 # ------------------------------------------------------------------------------------------- mean field
@@ -174,6 +169,12 @@ def gradient_path_sums(
     return [*encoders, middle, *decoders]
 
 
+def gradient_statement(coefficients: Sequence[float]) -> list[float]:
+    """Theorem 3.3's Σ_{j≥i} κ_j² + 1 for each row of `gradient_path_sums`; i is N + 1 for the middle block."""
+    totals = [sum_of_squares(coefficients, i) + 1 for i in range(1, len(coefficients) + 2)]
+    return [*totals, *totals[:-1]]
+
+
 # ---------------------------------------------------------------------------------------------- helpers
 
 
@@ -192,17 +193,9 @@ def log_or_minus_inf(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
-def _exp(log_value: float) -> float:
+def exp_or_inf(log_value: float) -> float:
+    """exp(log_value), and inf on overflow."""
     try:
         return math.exp(log_value)
     except OverflowError:
         return math.inf
-
-
-def _check_coefficients(coefficients: Sequence[float]) -> int:
-    if not coefficients:
-        raise invalid("coefficients", "one number per long skip", coefficients)
-    for i, kappa in enumerate(coefficients, start=1):
-        if not (kappa >= 0 and math.isfinite(kappa)):
-            raise invalid(f"coefficient κ_{i}", "a finite number >= 0", kappa)
-    return len(coefficients)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scalelong.errors import invalid
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """y ≈ slope·x + intercept."""
 
     slope: float
@@ -29,7 +28,7 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
 
 def r_squared(y: Sequence[float], predicted: Sequence[float]) -> float:
     """1 − Σ(y − ŷ)²/Σ(y − ȳ)²: 1 is perfect, 0 is as good as the mean, below 0 is worse."""
-    mean = math.fsum(y) / len(y)
+    mean = statistics.fmean(y)
     total = math.fsum((value - mean) ** 2 for value in y)
     error = math.fsum((a - b) ** 2 for a, b in zip(y, predicted, strict=True))
     if total == 0:

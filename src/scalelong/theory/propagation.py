@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from statistics import fmean
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from torch import Tensor
 from scalelong.kappa import sum_of_squares
 from scalelong.process import get_process
 from scalelong.scaling import ConstantScaling, FixedScaling, NoScaling, UniformScaling
-from scalelong.skips import apply, remove
-from scalelong.theory.bounds import expected_input_norm, gradient_path_sums, log_feature_path_sum
+from scalelong.skips import apply
+from scalelong.theory.bounds import expected_input_norm, gradient_path_sums, gradient_statement, log_feature_path_sum
 from scalelong.theory.fits import fit_line, r_squared
 from scalelong.theory.stacked import StackedUNet
 
@@ -32,21 +33,13 @@ class Shape:
     depth: int
 
     def build(self, init: str, seed: int) -> StackedUNet:
-        return StackedUNet(self.width, self.skips, self.depth, init=init, seed=seed)
+        return StackedUNet(*astuple(self), init=init, seed=seed)
 
     def matrix_name(self, row: int, column: int) -> str:
         """Name of W in this row and column of `Propagation.gradients`, such as "a_1 W_2"."""
         n = self.skips
         block = f"a_{row + 1}" if row < n else f"f_{n}" if row == n else f"b_{row - n}"
         return f"{block} W_{column + 1}"
-
-
-@dataclass(frozen=True)
-class NoisyInput:
-    """x_t = √ᾱ_t x_0 + √(1 − ᾱ_t) ε and its noise, (B, m) each."""
-
-    x_t: Tensor
-    eps: Tensor
 
 
 def four_scalings(kappa: float) -> dict[str, FixedScaling]:
@@ -59,51 +52,35 @@ def four_scalings(kappa: float) -> dict[str, FixedScaling]:
     }
 
 
-def draw_inputs(count: int, width: int, alpha_bar: Tensor, seed: int) -> NoisyInput:
-    """Draw noisy samples as Lemma 3.2 assumes them: x_0 uniform on [−1, 1], t uniform over the schedule's steps."""
+def draw_inputs(count: int, width: int, alpha_bar: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw x_t and its noise ε, (count, width), as Lemma 3.2 assumes: x_0 uniform on [−1, 1], t uniform over steps."""
     generator = torch.Generator().manual_seed(seed)
     t = torch.randint(len(alpha_bar), (count, 1), generator=generator)
     a = alpha_bar.to(torch.float32)[t]  # (count, 1)
     x_0 = torch.rand(count, width, generator=generator) * 2 - 1
     eps = torch.randn(count, width, generator=generator)
-    return NoisyInput(a.sqrt() * x_0 + (1 - a).sqrt() * eps, eps)
+    return a.sqrt() * x_0 + (1 - a).sqrt() * eps, eps
 
 
-def ddpm_inputs(count: int, width: int, seed: int) -> NoisyInput:
-    """Draw noisy samples with DDPM's schedule."""
+def ddpm_inputs(count: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw x_t and ε with DDPM's schedule."""
     return draw_inputs(count, width, get_process("ddpm").alpha_bar(torch.arange(1, 1001)), seed)
-
-
-@contextmanager
-def scaled(net: StackedUNet, scaling: FixedScaling) -> Iterator[StackedUNet]:
-    """Scale the network within the block; its weights do not change."""
-    apply(net, scaling, replace=True)
-    try:
-        yield net
-    finally:
-        remove(net)
 
 
 # ---------------------------------------------------------------------------------------- measurement
 
 
-@dataclass(frozen=True)
-class Propagation:
+class Propagation(NamedTuple):
     """Forward and backward passes of a batch through one network, or of seeds × INPUTS through several.
 
-    features: ‖h_i‖²/‖x_t‖² for i = 0 … N.  (…, N+1)
-    gradients: ‖∇_W ℓ‖²/(ℓ‖x_t‖²) of every matrix, rows a_1 … a_N, f_N, b_1 … b_N, columns p = 1 … l.  (…, 2N+1, l)
+    features: ‖h_i‖²/‖x_t‖² for i = 0 … N.  (…, N+1), float64
+    gradients: ‖∇_W ℓ‖²/(ℓ‖x_t‖²) of every W, rows a_1 … a_N, f_N, b_1 … b_N, columns p = 1 … l.  (…, 2N+1, l), float64
     noise_ratio: ‖ε‖²/‖x_t‖².  (…)
     """
 
     features: Tensor
     gradients: Tensor
     noise_ratio: Tensor
-
-
-def gradient_index(row: int, num_skips: int) -> int:
-    """The skip index i of a row of `Propagation.gradients`; N + 1 for the middle block."""
-    return row + 1 if row <= num_skips else row - num_skips
 
 
 def measure_propagation(net: StackedUNet, x_t: Tensor, eps: Tensor) -> Propagation:
@@ -127,9 +104,10 @@ def measure_propagation(net: StackedUNet, x_t: Tensor, eps: Tensor) -> Propagati
     n, depth = net.num_skips, net.block_depth
     called = torch.stack(norms, dim=1).reshape(len(x_t), 2 * n + 1, depth)  # a_1 … a_N, f_N, b_N … b_1
     called = torch.cat([called[:, : n + 1], called[:, n + 1 :].flip(1)], dim=1)
+    features_sq = torch.stack([h.detach().square().sum(1) for h in features.hidden], dim=1)
     return Propagation(
-        features=torch.stack([h.detach().square().sum(1) for h in features.hidden], dim=1) / x_norm_sq[:, None],
-        gradients=called / (loss.detach() * x_norm_sq)[:, None, None],
+        features=(features_sq / x_norm_sq[:, None]).double(),
+        gradients=(called / (loss.detach() * x_norm_sq)[:, None, None]).double(),
         noise_ratio=eps.square().sum(1) / x_norm_sq,
     )
 
@@ -140,18 +118,11 @@ def sample_networks(
     """Measure one network and INPUTS noisy inputs per seed, the same for every scaling."""
     measured: dict[str, list[Propagation]] = {name: [] for name in scalings}
     for seed in range(seeds):
-        net, noisy = shape.build(init, seed), ddpm_inputs(INPUTS, shape.width, seed)
+        net, (x_t, eps) = shape.build(init, seed), ddpm_inputs(INPUTS, shape.width, seed)
         for name, spec in scalings.items():
-            with scaled(net, spec):
-                measured[name].append(measure_propagation(net, noisy.x_t, noisy.eps))
-    return {
-        name: Propagation(
-            features=torch.stack([one.features for one in runs]).double(),
-            gradients=torch.stack([one.gradients for one in runs]).double(),
-            noise_ratio=torch.stack([one.noise_ratio for one in runs]),
-        )
-        for name, runs in measured.items()
-    }
+            apply(net, spec, replace=True)
+            measured[name].append(measure_propagation(net, x_t, eps))
+    return {name: Propagation(*map(torch.stack, zip(*runs, strict=True))) for name, runs in measured.items()}
 
 
 # ------------------------------------------------------------------------------- predicted and measured
@@ -256,8 +227,7 @@ def propagation_row(init: str, name: str, spec: FixedScaling, shape: Shape, samp
     predicted = torch.tensor(sums, dtype=torch.float64)  # (2N+1, l)
     row, column = divmod(int(predicted.argmax()), shape.depth)
     ratios = samples.gradients.mean((0, 1)) / predicted
-    n = shape.skips
-    totals = [sum_of_squares(kappas, gradient_index(k, n)) + 1 for k in range(2 * n + 1)]
+    statement = torch.tensor(gradient_statement(kappas), dtype=torch.float64)
     return PropagationRow(
         init=init,
         scaling=name,
@@ -268,7 +238,7 @@ def propagation_row(init: str, name: str, spec: FixedScaling, shape: Shape, samp
         gradient=_compared(float(predicted[row, column]), samples.gradients[..., row, column]),
         matrix=shape.matrix_name(row, column),
         gradient_ratio=float(ratios.log().mean().exp()),
-        constant=float((samples.gradients / torch.tensor(totals, dtype=torch.float64)[:, None]).max()),
+        constant=float((samples.gradients / statement[:, None]).max()),
     )
 
 
@@ -301,12 +271,12 @@ def sweep_row(shape: Shape, rows: Sequence[PropagationRow], fit: FitRow, samples
     return SweepRow(
         init=fit.init,
         shape=shape,
-        feature_ratio=_mean(row.feature.measured / row.feature.predicted for row in rows),
+        feature_ratio=fmean(row.feature.measured / row.feature.predicted for row in rows),
         r_squared=fit.r_squared,
         r_squared_paths=fit.r_squared_paths,
-        gradient_ratio=_mean(row.gradient_ratio for row in rows),
+        gradient_ratio=fmean(row.gradient_ratio for row in rows),
         constant=max(row.constant for row in rows),
-        spread=math.sqrt(_mean(_log_variance(one.features[..., 0]) for one in samples)),
+        spread=math.sqrt(fmean(_log_variance(one.features[..., 0]) for one in samples)),
         spread_predicted=math.sqrt((2 * shape.skips + 1) * (5 * shape.depth - 3) / shape.width),
     )
 
@@ -316,21 +286,16 @@ def input_row(process: str, width: int, samples: int, seed: int = 0) -> InputRow
     chosen = get_process(process)
     alpha_bar = chosen.alpha_bar(chosen.grid())
     mean = float(alpha_bar.mean())
-    measured = float(draw_inputs(samples, width, alpha_bar, seed).x_t.square().mean())
-    return InputRow(process, mean, expected_input_norm(1, mean), measured)
+    x_t, _ = draw_inputs(samples, width, alpha_bar, seed)
+    return InputRow(process, mean, expected_input_norm(1, mean), float(x_t.square().mean()))
 
 
 def _log_variance(values: Tensor) -> float:  # (seeds, INPUTS)
     """Variance of the logarithm over networks, averaged over inputs. Dead networks (output 0) are left out."""
-    return _mean(float(one[one > 0].log().var()) for one in values.unbind(1))
+    return fmean(float(one[one > 0].log().var()) for one in values.unbind(1))
 
 
 def _compared(predicted: float, values: Tensor) -> Compared:  # (seeds, INPUTS)
     """Inputs of one network are not independent, so the standard error counts networks."""
     networks = values.mean(1)
     return Compared(predicted, float(networks.mean()), float(networks.std() / math.sqrt(len(networks))))
-
-
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return math.fsum(values) / len(values)

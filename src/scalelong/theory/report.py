@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from scalelong.errors import invalid
-from scalelong.kappa import sum_of_squares
 from scalelong.process import PROCESSES
 from scalelong.progress import track
 from scalelong.scaling import FixedScaling
-from scalelong.theory.bounds import gradient_path_sums
+from scalelong.theory.bounds import gradient_path_sums, gradient_statement
 from scalelong.theory.fits import exponent
 from scalelong.theory.lipschitz import RobustnessRow, ViolationRow, robustness_rows, violation_rows
 from scalelong.theory.propagation import (
@@ -22,7 +22,6 @@ from scalelong.theory.propagation import (
     SweepRow,
     fit_row,
     four_scalings,
-    gradient_index,
     input_row,
     propagation_row,
     sample_networks,
@@ -58,21 +57,17 @@ class TheoryReport:
     @property
     def spread_exponents(self) -> dict[str, float]:
         """The exponent p of spread ∝ m^p for each initialization; −1/2 by Theorem 3.1."""
-        sweeps = {init: self.width_sweep(init) for init in INITS}
+        sweeps = {init: self.sweep(init, "width") for init in INITS}
         return {k: exponent([row.shape.width for row in v], [row.spread for row in v]) for k, v in sweeps.items()}
 
     def fit(self, init: str) -> FitRow:
         return next(row for row in self.fits if row.init == init)
 
-    def width_sweep(self, init: str) -> list[SweepRow]:
-        """Rows that differ from the central shape in width alone, narrow to wide."""
-        rows = [r for r in self.sweeps if r.init == init and replace(r.shape, width=self.shape.width) == self.shape]
-        return sorted(rows, key=lambda row: row.shape.width)
-
-    def skip_sweep(self, init: str) -> list[SweepRow]:
-        """Rows that differ from the central shape in the number of skips alone, few to many."""
-        rows = [r for r in self.sweeps if r.init == init and replace(r.shape, skips=self.shape.skips) == self.shape]
-        return sorted(rows, key=lambda row: row.shape.skips)
+    def sweep(self, init: str, axis: str) -> list[SweepRow]:
+        """Rows that differ from the central shape in one axis alone ("width" or "skips"), in ascending order."""
+        centre = {axis: getattr(self.shape, axis)}
+        rows = [row for row in self.sweeps if row.init == init and replace(row.shape, **centre) == self.shape]
+        return sorted(rows, key=lambda row: getattr(row.shape, axis))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
@@ -135,41 +130,36 @@ class Verdict:
 def verdicts(report: TheoryReport) -> list[Verdict]:
     """Judge every statement of Section 3 and the comparisons of Sections 4.1 and 6."""
     return [
-        *(judge(report, init) for init in INITS for judge in (_features, _index, _concentration)),
-        _input_norm(report),
-        *(_gradient(report, init) for init in INITS),
-        _certified(report),
-        _paper_bound(report),
+        *(verdict for init in INITS for verdict in _theorem_3_1(report, init)),
+        _lemma_3_2(report),
+        *(_theorem_3_3(report, init) for init in INITS),
+        *_theorem_3_4(report),
         *(_cs_against_universal(report, init) for init in INITS),
         *(_direction(report, init) for init in INITS),
     ]
 
 
-def _features(report: TheoryReport, init: str) -> Verdict:
+def _theorem_3_1(report: TheoryReport, init: str) -> Iterator[Verdict]:
     fit, (standard, _, cs, _) = report.fit(init), [row for row in report.propagation if row.init == init]
     predicted, measured = standard.statement / cs.statement, standard.feature.measured / cs.feature.measured
     result = (
         f"R² {fit.r_squared:.3f} with c₁ = {fit.c1:.3g}, c₂ = {fit.c2:.3g}‖x_t‖² (path sum without fitted constants: "
         f"{fit.r_squared_paths:.3f}); CS reduces ‖h_0‖² by a factor of {measured:.2f}, Σκ² + 1 predicts {predicted:.2f}"
     )
-    return Verdict("Theorem 3.1", init, "‖h_i‖² = c₁‖x_t‖²Σκ_j² + c₂", result, fit.r_squared >= EXPLAINED)
+    yield Verdict("Theorem 3.1", init, "‖h_i‖² = c₁‖x_t‖²Σκ_j² + c₂", result, fit.r_squared >= EXPLAINED)
 
-
-def _index(report: TheoryReport, init: str) -> Verdict:
-    fit, claim = report.fit(init), "the sum starts at j = i (Eq. 4)"
+    claim = "the sum starts at j = i (Eq. 4)"
     result = f"R² {fit.r_squared_printed:.3f}; from j = i + 1, as in the proof, {fit.r_squared:.3f}"
-    return Verdict("Theorem 3.1, index", init, claim, result, fit.r_squared_printed >= fit.r_squared)
+    yield Verdict("Theorem 3.1, index", init, claim, result, fit.r_squared_printed >= fit.r_squared)
 
-
-def _concentration(report: TheoryReport, init: str) -> Verdict:
-    power, rows = report.spread_exponents[init], report.width_sweep(init)
+    power, rows = report.spread_exponents[init], report.sweep(init, "width")
     ends = [f"{row.spread:.2f} at m = {row.shape.width}" for row in (rows[0], rows[-1])]
     claim = "1 − O(N)exp(−Ω(mρ²)): the spread shrinks like m^(−1/2)"
     result, holds = f"m^({power:.2f}): from {' to '.join(ends)}", abs(power + 0.5) <= EXPONENT_TOLERANCE
-    return Verdict("Theorem 3.1, probability", init, claim, result, holds)
+    yield Verdict("Theorem 3.1, probability", init, claim, result, holds)
 
 
-def _input_norm(report: TheoryReport) -> Verdict:
+def _lemma_3_2(report: TheoryReport) -> Verdict:
     parts = [f"{row.process} {row.measured:.4f} (predicted {row.predicted:.4f})" for row in report.inputs]
     mean = next(row.mean_alpha_bar for row in report.inputs if row.process == "ddpm")
     worst = max(abs(row.measured / row.predicted - 1) for row in report.inputs)
@@ -177,8 +167,8 @@ def _input_norm(report: TheoryReport) -> Verdict:
     return Verdict("Lemma 3.2", "uniform x_0", "E‖x_t‖² = (1 − 2Eᾱ/3)m, Eᾱ ≈ 0.27", result, worst <= INPUT_TOLERANCE)
 
 
-def _gradient(report: TheoryReport, init: str) -> Verdict:
-    few, many = report.skip_sweep(init)[0], report.skip_sweep(init)[-1]
+def _theorem_3_3(report: TheoryReport, init: str) -> Verdict:
+    few, *_, many = report.sweep(init, "skips")
     ratios = [row.gradient_ratio for row in report.propagation if row.init == init]
     means = [_mean_field_constant(row.shape.skips, init, report.shape.depth) for row in (few, many)]
     growth = many.constant / few.constant
@@ -195,27 +185,25 @@ def _mean_field_constant(n: int, init: str, depth: int) -> float:
     """Theorem 3.3's constant of the unscaled network in the mean field."""
     kappas = (1.0,) * n
     rows = gradient_path_sums(kappas, init, depth)
-    return max(max(row) / (sum_of_squares(kappas, gradient_index(k, n)) + 1) for k, row in enumerate(rows))
+    return max(max(row) / total for row, total in zip(rows, gradient_statement(kappas), strict=True))
 
 
-def _certified(report: TheoryReport) -> Verdict:
-    violated = sum(r.certified_violations for r in report.robustness) + sum(v.certified for v in report.violations)
-    checked = sum(r.checked for r in report.robustness) + sum(v.checked for v in report.violations)
-    slack = min(math.log10(row.certified / row.network) for row in report.robustness)
+def _theorem_3_4(report: TheoryReport) -> Iterator[Verdict]:
+    wide, narrow = report.robustness, report.violations
+    checked, exceeded = sum(row.checked for row in wide), sum(row.paper_violations for row in wide)
+    violated = sum(row.certified_violations for row in wide) + sum(row.certified for row in narrow)
+    slack = min(math.log10(row.certified / row.network) for row in wide)
     claim = "with M₀ = max ‖J_b‖‖J_a‖ the bound is never exceeded"
     result = (
-        f"exceeded in {violated} of {checked} cases; wide networks are below it by a factor of 10^{slack:.1f} or more"
+        f"exceeded in {violated} of {checked + sum(row.checked for row in narrow)} cases; "
+        f"wide networks are below it by a factor of 10^{slack:.1f} or more"
     )
-    return Verdict("Theorem 3.4, certified", "both", claim, result, violated == 0)
+    yield Verdict("Theorem 3.4, certified", "both", claim, result, violated == 0)
 
-
-def _paper_bound(report: TheoryReport) -> Verdict:
-    wide = sum(row.paper_violations for row in report.robustness)
-    checked = sum(row.checked for row in report.robustness)
-    parts = [f"{row.paper} of {row.checked} {row.networks} (by up to ×{row.worst:.3g})" for row in report.violations]
+    parts = [f"{row.paper} of {row.checked} {row.networks} (by up to ×{row.worst:.3g})" for row in narrow]
     claim = "‖ΔUNet‖ ≤ ε(Σκ_i M₀^i + c₀) with M₀ = max ‖b_i∘a_i‖"
-    result = f"exceeded in {wide} of {checked} cases of wide random networks, {', '.join(parts)}"
-    return Verdict("Theorem 3.4", "both", claim, result, wide + sum(row.paper for row in report.violations) == 0)
+    result = f"exceeded in {exceeded} of {checked} cases of wide random networks, {', '.join(parts)}"
+    yield Verdict("Theorem 3.4", "both", claim, result, exceeded + sum(row.paper for row in narrow) == 0)
 
 
 def _cs_against_universal(report: TheoryReport, init: str) -> Verdict:
