@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scalelong import ConstantScaling, ExplicitScaling, NoScaling, UniformScaling
 from scalelong.errors import InvalidValueError
-from scalelong.kappa import kappa_for_sum, log_geometric_sum, sum_of_squares
+from scalelong.kappa import cs_sum, kappa_for_sum, log_geometric_sum, sum_of_squares
 from scalelong.process import get_process
 from scalelong.theory import bounds
 from scalelong.theory.bounds import gradient_path_sums, gradient_statement, log_feature_path_sum
@@ -42,10 +42,8 @@ def test_theorem_3_4_by_hand():
 
 
 @given(n=numbers_of_skips, kappa=kappas)
-def test_closed_sums_of_squares_equal_the_plain_sums(n, kappa):
-    for scaling in scalings(kappa):
-        plain = sum_of_squares(scaling.coefficients(n))
-        assert bounds.closed_sum_of_squares(scaling, n) == pytest.approx(plain, rel=1e-9, abs=1e-300)
+def test_the_closed_sum_of_squares_of_cs_equals_the_plain_sum(n, kappa):
+    assert cs_sum(kappa, n) == pytest.approx(sum_of_squares(ConstantScaling(kappa).coefficients(n)), rel=1e-9)
 
 
 @given(n=numbers_of_skips, kappa=kappas, m0=norms)
@@ -58,7 +56,7 @@ def test_closed_main_terms_equal_the_plain_sums(n, kappa, m0):
 
 def test_explicit_coefficients_have_the_plain_sums():
     scaling = ExplicitScaling((0.3, 0.0, 0.9))
-    assert bounds.closed_sum_of_squares(scaling, 3) == pytest.approx(0.9)
+    assert sum_of_squares(scaling.coefficients(3)) == pytest.approx(0.9)
     assert math.exp(bounds.log_main_term(scaling, 3, math.log(2))) == pytest.approx(0.6 + 0.9 * 8)
 
 
@@ -83,21 +81,26 @@ def test_geometric_sum_at_its_limits():
     assert log_geometric_sum(700.0, 1000) == pytest.approx(999 * 700.0)
 
 
-def test_section_4_1_cs_order_is_kappa_to_the_n_minus_2_times_the_universal_order():
-    kappa, n, log_m0 = 0.7, 9, math.log(4.0)
-    cs = bounds.orders(ConstantScaling(kappa), n, log_m0)
-    universal = bounds.orders(UniformScaling(kappa), n, log_m0)
-    assert math.exp(cs.log_robustness - universal.log_robustness) == pytest.approx(kappa ** (n - 2))
-
-
 @pytest.mark.parametrize("n", [5, 10, 40])
 def test_the_printed_orders_hold_up_to_a_constant_as_n_grows(n):
     """The largest term of a geometric sum of ratio r > 1 is at least the share 1 − 1/r."""
     kappa, m0 = 0.7, 4.0
+    printed = {
+        "O(N M₀^N)": n * m0**n,
+        "O(κ M₀^N)": kappa * m0**n,
+        "O(M₀ (κM₀)^{N−1})": m0 * (kappa * m0) ** (n - 1),
+    }
     for scaling in scalings(kappa):
-        ratio = bounds.log_main_term(scaling, n, math.log(m0)) - bounds.orders(scaling, n, math.log(m0)).log_robustness
+        _, order = bounds.orders(scaling, n)
+        ratio = bounds.log_main_term(scaling, n, math.log(m0)) - math.log(printed[order])
         assert ratio <= math.log(1 / (1 - 1 / (kappa * m0))) + 1e-9
         assert ratio >= (-math.log(n) if scaling.is_identity else -1e-9)
+
+
+def test_the_printed_feature_orders_name_their_scaling():
+    explicit = ExplicitScaling((0.3, 0.0, 0.9, 1.0, 1.0))
+    features = [bounds.orders(scaling, 5)[0] for scaling in (*scalings(0.7), explicit)]
+    assert features == ["O(N m)", "O(κ² N m)", "O(κ^{2i} m)", "O(κ² m)", "O(m Σκ²)"]
 
 
 def test_section_4_1_cs_compresses_h_i_like_kappa_to_the_2i():
@@ -120,20 +123,20 @@ def test_section_6_reversed_cs_is_much_less_robust():
 
 
 def test_cs_on_one_skip_is_the_standard_network():
-    assert bounds.closed_sum_of_squares(ConstantScaling(0.3), 1) == 1.0
+    assert cs_sum(0.3, 1) == 1.0
     assert bounds.log_main_term(ConstantScaling(0.3), 1, math.log(5)) == pytest.approx(math.log(5))
 
 
 def test_kappa_one_is_the_standard_network():
     for n in (1, 2, 17):
-        assert bounds.closed_sum_of_squares(ConstantScaling(1.0), n) == pytest.approx(n)
+        assert cs_sum(1.0, n) == pytest.approx(n)
         assert bounds.log_main_term(ConstantScaling(1.0), n, math.log(3)) == pytest.approx(
             bounds.log_main_term(NoScaling(), n, math.log(3))
         )
 
 
 def test_kappa_near_zero_keeps_only_the_first_skip():
-    assert bounds.closed_sum_of_squares(ConstantScaling(1e-300), 12) == 1.0
+    assert cs_sum(1e-300, 12) == 1.0
     assert bounds.robustness((0.0, 0.0), m0=4.0) == 0.0
 
 
@@ -146,9 +149,9 @@ def test_logarithms_stay_finite_for_huge_widths_and_norms():
 
 @given(n=st.integers(2, 60), kappa=st.floats(0.05, 0.999))
 def test_kappa_for_sum_inverts_the_sum(n, kappa):
-    total = bounds.closed_sum_of_squares(ConstantScaling(kappa), n)
+    total = cs_sum(kappa, n)
     solution = kappa_for_sum(total, n)
-    assert bounds.closed_sum_of_squares(ConstantScaling(solution), n) == pytest.approx(total, rel=1e-12)
+    assert cs_sum(solution, n) == pytest.approx(total, rel=1e-12)
     assert solution == pytest.approx(kappa, rel=1e-6)
 
 

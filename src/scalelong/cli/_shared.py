@@ -84,8 +84,7 @@ def sampling_request(
         precision=precision,
         **options,
     )
-    method = get_sampler(request.sampler)
-    method.check(get_process(config.diffusion.process), method.evaluations(request.steps))
+    get_sampler(request.sampler).check(get_process(config.diffusion.process), request.steps)
     autocast_type(precision)
     return request
 

@@ -68,15 +68,16 @@ def _print(report: TheoryReport, statements: list[Verdict]) -> None:
 
 
 def _print_orders(report: TheoryReport) -> None:
-    from scalelong.theory.bounds import closed_sum_of_squares, log_main_term, orders
+    from scalelong.kappa import sum_of_squares
+    from scalelong.theory.bounds import log_main_term, orders
 
     shape = report.shape
     m0 = next(row.m0 for row in report.robustness if row.init == "norm-preserving")
     rows = []
     for name, spec in report.scalings.items():
-        order = orders(spec, shape.skips, math.log(m0))
-        total, main = closed_sum_of_squares(spec, shape.skips), math.exp(log_main_term(spec, shape.skips, math.log(m0)))
-        rows.append((name, order.feature, order.robustness, f"{total:.2f}", number(main, 3)))
+        total = sum_of_squares(spec.coefficients(shape.skips))
+        main = math.exp(log_main_term(spec, shape.skips, math.log(m0)))
+        rows.append((name, *orders(spec, shape.skips), f"{total:.2f}", number(main, 3)))
     title = f"The paper's predictions: N = {shape.skips}, m = {shape.width}, and M₀ = {m0:.2f} as measured"
     columns = ("scaling", "features", "robustness", "Σκ²", "Σκ_i M₀^i")
     print_table(title, columns, rows, left=3, wrap=False)

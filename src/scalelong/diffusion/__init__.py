@@ -5,9 +5,7 @@ simple_loss(net, process, x_0, t, eps).mean().backward()
 for images in sample(net, 64, (3, 32, 32), process, sampler="dpm-solver-fast"): ...
 """
 
-from scalelong.diffusion.guidance import clip_denoised, guided
-from scalelong.diffusion.network import Denoiser
-from scalelong.diffusion.objective import simple_loss
+from scalelong.diffusion.network import Denoiser, clip_denoised, guided, simple_loss
 from scalelong.diffusion.samplers import SAMPLERS, Sampler, get_sampler
 from scalelong.diffusion.sampling import sample, to_uint8
 from scalelong.process import DDPM, PROCESSES, VPSDE, Process, StableDiffusion, get_process

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalelong.errors import InvalidValueError, invalid, unknown
+from scalelong.errors import invalid, unknown
 from scalelong.process import VPSDE, Process
 
 EpsFn = Callable[[Tensor, Tensor], Tensor]
@@ -40,7 +40,7 @@ class Sampler:
     """A sampler and what the caller must know before running it."""
 
     name: str
-    function: Callable[[EpsFn, Tensor, Process, int, NoiseFn], Tensor]
+    function: Callable[..., Tensor]  # (eps_fn, x_T, process, steps, noise)
     default_steps: int
     stochastic: bool = False  # uses `noise`; the others are functions of x_T alone
     continuous_only: bool = False  # needs β(t) at every t
@@ -50,26 +50,22 @@ class Sampler:
         self, eps_fn: EpsFn, x_T: Tensor, process: Process, steps: int | None = None, noise: NoiseFn | None = None
     ) -> Tensor:
         """Map x_T ~ N(0, I), (B, …), to images. Stochastic samplers need `noise`."""
-        steps = self.evaluations(steps)
-        self.check(process, steps)
+        steps = self.check(process, steps)
         if self.stochastic and noise is None:
             raise invalid("noise", "a function k → (B, …)", None, f"sampler {self.name!r} is stochastic")
-        return self.function(eps_fn, x_T, process, steps, noise or _no_noise)
+        return self.function(eps_fn, x_T, process, steps, noise)
 
-    def supports(self, process: Process) -> bool:
-        """Whether this sampler can run this process."""
-        return process.continuous or not self.continuous_only
-
-    def check(self, process: Process, steps: int) -> None:
-        """Raise `InvalidValueError` if this sampler cannot run this process in this many steps."""
-        if not self.supports(process):
-            raise InvalidValueError(
-                f"sampler {self.name!r} needs a continuous-time process ('vp'), got {process.name!r}; "
-                f"use one of {', '.join(s.name for s in SAMPLERS.values() if not s.continuous_only)}"
-            )
+    def check(self, process: Process, steps: int | None = None) -> int:
+        """Return `evaluations(steps)`, or raise `InvalidValueError` if this sampler cannot run them on this process."""
+        steps = self.evaluations(steps)
+        if self.continuous_only and not process.continuous:
+            others = ", ".join(name for name, sampler in SAMPLERS.items() if not sampler.continuous_only)
+            expected = f"continuous in time ('vp') for sampler {self.name!r}"
+            raise invalid("the process", expected, process.name, f"or use one of {others}")
         if steps < 1 or (self.max_steps is not None and steps > self.max_steps):
             expected = "an integer >= 1" if self.max_steps is None else f"an integer in 1 … {self.max_steps}"
             raise invalid(f"steps of sampler {self.name!r}", expected, steps)
+        return steps
 
     def evaluations(self, steps: int | None = None) -> int:
         """Network evaluations per image. Guidance other than 0 or 1 doubles the batch of each, not their number."""
@@ -90,10 +86,6 @@ def _times(x: Tensor, t: float) -> Tensor:
     return torch.full((x.shape[0],), t, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
 
 
-def _no_noise(k: int) -> Tensor:
-    raise AssertionError("a deterministic sampler asked for noise")
-
-
 # ----------------------------------------------------------------------- Euler, for the VP process
 # With the score −ε̂/σ(t) (Song et al., 2021), backwards in time:
 #     dx = −½β·x dt + β·ε̂/σ dt + √β dw̄   (SDE)
@@ -105,33 +97,25 @@ def euler_grid(steps: int) -> list[float]:
     return [*np.linspace(1.0, 1e-3, steps).tolist(), 0.0]
 
 
-class _EulerStep(NamedTuple):
-    """x ← keep·x − drift·ε̂ + noise·N(0, I), from time t."""
-
-    t: float
-    keep: float
-    drift: float
-    noise: float
-
-
 @lru_cache(maxsize=8)
-def _euler_steps(process: VPSDE, steps: int, stochastic: bool) -> list[_EulerStep]:
+def _euler_steps(process: VPSDE, steps: int, stochastic: bool) -> list[tuple[float, float, float, float]]:
+    """(t, keep, drift, size) of x ← keep·x − drift·ε̂ + size·N(0, I), from time t."""
     share = 1.0 if stochastic else 0.5  # of β·ε̂/σ in the drift
     plan = []
     for t, t_next in pairwise(euler_grid(steps)):
         beta, dt = float(process.beta(t)), t - t_next
         drift = share * beta * dt / float(process.sigma(t))
-        noise = (beta * dt) ** 0.5 if stochastic and t_next > 0.0 else 0.0  # the last step adds no noise
-        plan.append(_EulerStep(t, 1.0 + 0.5 * beta * dt, drift, noise))
+        size = (beta * dt) ** 0.5 if stochastic and t_next > 0.0 else 0.0  # the last step adds no noise
+        plan.append((t, 1.0 + 0.5 * beta * dt, drift, size))
     return plan
 
 
 def _euler(eps_fn: EpsFn, x: Tensor, process: Process, steps: int, noise: NoiseFn, stochastic: bool) -> Tensor:
     assert isinstance(process, VPSDE)  # checked in Sampler.check
-    for k, step in enumerate(_euler_steps(process, steps, stochastic)):
-        x = step.keep * x - step.drift * eps_fn(x, _times(x, step.t))
-        if step.noise:
-            x = x + step.noise * noise(k)
+    for k, (t, keep, drift, size) in enumerate(_euler_steps(process, steps, stochastic)):
+        x = keep * x - drift * eps_fn(x, _times(x, t))
+        if size:
+            x = x + size * noise(k)
     return x
 
 
@@ -224,8 +208,8 @@ class _GridStep(NamedTuple):
     sigma: float
     keep: float
     image: float
-    previous: float = 0.0
-    noise: float = 0.0
+    previous: float
+    noise: float
 
 
 @lru_cache(maxsize=16)
@@ -237,17 +221,14 @@ def _grid_steps(kind: str, process: Process, steps: int) -> list[_GridStep]:
     plan = []
     for s in range(steps):
         t, h = s + 1, lambdas[s + 1] - lambdas[s]
-        ratio = sigmas[t] / sigmas[s]
-        now = float(times[s]), alphas[s], sigmas[s]
-        if kind == "ddpm":
-            image = -alphas[t] * expm1(-2 * h)
-            plan.append(_GridStep(*now, ratio * exp(-h), image, noise=sigmas[t] * (-expm1(-2 * h)) ** 0.5))
-            continue
-        image = -alphas[t] * expm1(-h)
+        ancestral = kind == "ddpm"
+        keep = sigmas[t] / sigmas[s] * (exp(-h) if ancestral else 1.0)
+        image = -alphas[t] * expm1(-2 * h if ancestral else -h)
+        noise = sigmas[t] * (-expm1(-2 * h)) ** 0.5 if ancestral else 0.0
         # The first step has no x̂'. The step to t = 0 is of order 1, because its h is infinite.
-        first_order = kind == "ddim" or s == 0 or t == steps
-        r = 0.0 if first_order else 0.5 * h / (lambdas[s] - lambdas[s - 1])
-        plan.append(_GridStep(*now, ratio, image * (1 + r), previous=-image * r))
+        second_order = kind == "dpm-solver++" and 0 < s < steps - 1
+        r = 0.5 * h / (lambdas[s] - lambdas[s - 1]) if second_order else 0.0
+        plan.append(_GridStep(float(times[s]), alphas[s], sigmas[s], keep, image * (1 + r), -image * r, noise))
     return plan
 
 

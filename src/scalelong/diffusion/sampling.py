@@ -10,9 +10,8 @@ from torch import Tensor
 from scalelong import counter
 from scalelong._modules import device_of, evaluating
 from scalelong.counter import Stream
-from scalelong.diffusion.guidance import clip_denoised as clip_prediction
-from scalelong.diffusion.guidance import guided
-from scalelong.diffusion.network import Network
+from scalelong.diffusion.network import Network, guided, make_conditions
+from scalelong.diffusion.network import clip_denoised as clip_prediction
 from scalelong.diffusion.samplers import EpsFn, Sampler, get_sampler
 from scalelong.errors import ScaleLongError, invalid
 from scalelong.process import Process, get_process
@@ -54,25 +53,16 @@ def sample(
         clip_denoised: clamp the predicted x_0 at every step.
     """
     process, sampler = get_process(process), get_sampler(sampler)
-    steps = sampler.evaluations(steps)
-    sampler.check(process, steps)
-    if n < 0:
-        raise invalid("n", "an integer >= 0", n)
-    if batch_size < 1:
-        raise invalid("batch_size", "an integer >= 1", batch_size)
+    steps = sampler.check(process, steps)
+    for name, value, least in (("n", n, 0), ("batch_size", batch_size, 1)):
+        if value < least:
+            raise invalid(name, f"an integer >= {least}", value)
     target = torch.device(device) if device is not None else device_of(net)
-    labels, tokens = _per_image("y", y, n, 1), _per_image("context", context, n, 3)
+    conditions = make_conditions(_per_image("y", y, n, 1), _per_image("context", context, n, 3))
 
     def prediction(start: int, count: int) -> EpsFn:
-        eps_fn = guided(
-            net,
-            process,
-            guidance,
-            y=None if labels is None else labels[start : start + count].to(target),
-            context=None if tokens is None else tokens[start : start + count].to(target),
-            null_y=null_y,
-            null_context=null_context,
-        )
+        rows = {name: value[start : start + count].to(target) for name, value in conditions.items()}
+        eps_fn = guided(net, process, guidance, **rows, null_y=null_y, null_context=null_context)
         return clip_prediction(eps_fn, process) if clip_denoised else eps_fn
 
     def batch(start: int, count: int) -> Tensor:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalelong.diffusion.guidance import guided
-from scalelong.diffusion.network import Denoiser
+from scalelong.diffusion.network import Denoiser, guided
 from scalelong.diffusion.sampling import to_uint8
 from scalelong.errors import require, unknown
 from scalelong.process import Process, get_process

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from scalelong.errors import invalid
 from scalelong.kappa import log_geometric_sum, sum_of_squares
@@ -42,27 +41,6 @@ def robustness(coefficients: Sequence[float], m0: float, l0: float = 0.0) -> flo
 # ----------------------------------------------------------------------------------------- closed forms
 
 
-class Orders(NamedTuple):
-    """The orders that Sections 3, 4.1 and 6 print for one scaling.
-
-    feature: of ‖h_0‖² (and of the gradient, times the loss).  robustness: main term of Theorem 3.4, also as a number
-    without constants.
-    """
-
-    feature: str
-    robustness: str
-    log_robustness: float
-
-
-def closed_sum_of_squares(scaling: FixedScaling, n: int) -> float:
-    """Σ_{j=1}^N κ_j², in closed form if κ_j is geometric: (1 − κ^{2N})/(1 − κ²) for CS."""
-    geometric = scaling.geometric(n)
-    if geometric is None:
-        return sum_of_squares(scaling.coefficients(n))
-    log_first, log_ratio = geometric
-    return exp_or_inf(2 * log_first + log_geometric_sum(2 * log_ratio, n))
-
-
 def log_main_term(scaling: FixedScaling, n: int, log_m0: float) -> float:
     """log Σ_i κ_i M_0^i, the main term of Theorem 3.4, in closed form if κ_i is geometric (Section 6's S and S_r).
 
@@ -75,23 +53,20 @@ def log_main_term(scaling: FixedScaling, n: int, log_m0: float) -> float:
     return log_first + log_m0 + log_geometric_sum(log_m0 + log_ratio, n)
 
 
-def orders(scaling: FixedScaling, n: int, log_m0: float) -> Orders:
-    """The orders that the paper prints for the standard, universal, CS and reversed CS network.
+def orders(scaling: FixedScaling, n: int) -> tuple[str, str]:
+    """The orders that Sections 3, 4.1 and 6 print, of ‖h_0‖² (and of the gradient, times the loss) and of robustness.
 
-    The robustness orders keep the largest term, so they assume M_0 > 1 (and κM_0 > 1 for CS).
+    The robustness orders keep the largest main term, so they assume M_0 > 1 (and κM_0 > 1 for CS).
     """
     geometric = scaling.geometric(n)
     if geometric is None:
-        return Orders("O(m Σκ²)", "O(Σ κ_i M₀^i)", log_main_term(scaling, n, log_m0))
+        return "O(m Σκ²)", "O(Σ κ_i M₀^i)"
     log_first, log_ratio = geometric
-    log_largest = log_first + (n - 1) * log_ratio + n * log_m0
     if log_ratio < 0:  # CS
-        return Orders("O(κ^{2i} m)", "O(M₀ (κM₀)^{N−1})", log_largest)
+        return "O(κ^{2i} m)", "O(M₀ (κM₀)^{N−1})"
     if log_ratio > 0:  # reversed CS
-        return Orders("O(κ² m)", "O(κ M₀^N)", log_largest)
-    if log_first != 0:  # universal
-        return Orders("O(κ² N m)", "O(κ M₀^N)", log_largest)
-    return Orders("O(N m)", "O(N M₀^N)", math.log(n) + log_largest)
+        return "O(κ² m)", "O(κ M₀^N)"
+    return ("O(N m)", "O(N M₀^N)") if log_first == 0 else ("O(κ² N m)", "O(κ M₀^N)")  # standard, universal
 
 
 # ------------------------------------------------------------------------------------------- mean field
