@@ -34,8 +34,6 @@ NOT_SEPARABLE = (
 
 # Every pass uses SDPBackend.MATH: the fused attention kernels have no second derivative.
 
-# ------------------------------------------------------------------------------------ power iteration
-
 
 @dataclass(frozen=True)
 class SpectralNorm:
@@ -104,9 +102,6 @@ def _norm(chain: list[Jacobian], iterations: int, tolerance: float, seed: int) -
     return SpectralNorm(value, iterations, converged=False)
 
 
-# ------------------------------------------------------------------------------- one pass through a network
-
-
 class _Join:
     """The tensors of one join, set during the pass."""
 
@@ -168,9 +163,6 @@ def _keep_backbone(join: _Join, site: Site, module: nn.Module, args: tuple[Any, 
 def _separable(sites: list[Site]) -> bool:
     """Whether every skip is an argument of its own, so that both sides of its join are visible."""
     return not any(site.trailing or site.path == ROOT for site in sites)
-
-
-# -------------------------------------------------------------------------------------------- measurements
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,11 @@ def measure_sensitivity(
                     sizes[k, part] += _mean_square(delta) / draws
     inner = torch.tensor(list(edges[1:-1]), dtype=torch.float64)
     bins = torch.bucketize(t.double().cpu(), inner, right=True)
+    masks = [bins == b for b in range(len(edges) - 1)]
     results = []
     for variance, change, loss, size in zip(variances, changes, losses, sizes, strict=True):
-        overall = _means(change, loss, size)
-        masks = [bins == b for b in range(len(edges) - 1)]
         by_time = tuple(_means(change[m], loss[m], size[m]) if m.any() else None for m in masks)
-        results.append(Sensitivity(float(variance), overall, by_time))
+        results.append(Sensitivity(float(variance), _means(change, loss, size), by_time))
     return results
 
 

@@ -13,8 +13,6 @@ from scalelong.errors import invalid
 from scalelong.kappa import log_geometric_sum, sum_of_squares
 from scalelong.scaling import FixedScaling
 
-# ------------------------------------------------------------------------------------------- statements
-
 
 def expected_input_norm(m: int, mean_alpha_bar: float) -> float:
     """Lemma 3.2: E‖x_t‖² = (1 − 2E_t ᾱ_t/3)m for x_0 uniform on [−1, 1], where E x_0² = 1/3."""
@@ -36,9 +34,6 @@ def log_robustness(coefficients: Sequence[float], log_m0: float, log_l0: float =
 def robustness(coefficients: Sequence[float], m0: float, l0: float = 0.0) -> float:
     """Theorem 3.4: the bound Σ_i κ_i M_0^i + M_0^N L_0 on ‖ΔUNet‖/‖δ‖; `inf` on overflow."""
     return exp_or_inf(log_robustness(coefficients, log_or_minus_inf(m0), log_or_minus_inf(l0)))
-
-
-# ----------------------------------------------------------------------------------------- closed forms
 
 
 def log_main_term(scaling: FixedScaling, n: int, log_m0: float) -> float:
@@ -148,9 +143,6 @@ def gradient_statement(coefficients: Sequence[float]) -> list[float]:
     """Theorem 3.3's Σ_{j≥i} κ_j² + 1 for each row of `gradient_path_sums`; i is N + 1 for the middle block."""
     totals = [sum_of_squares(coefficients, i) + 1 for i in range(1, len(coefficients) + 2)]
     return [*totals, *totals[:-1]]
-
-
-# ---------------------------------------------------------------------------------------------- helpers
 
 
 def log_sum_exp(terms: Sequence[float]) -> float:

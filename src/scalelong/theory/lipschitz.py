@@ -21,9 +21,6 @@ from scalelong.theory.bounds import exp_or_inf, log_main_term, log_or_minus_inf,
 from scalelong.theory.propagation import Shape, ddpm_inputs
 from scalelong.theory.stacked import Stack, StackedUNet
 
-PERTURBATION = 0.01  # ‖δ‖/‖x_t‖ of the random perturbations
-PERTURBATIONS = 16
-
 
 @dataclass(frozen=True)
 class LocalRobustness:
@@ -126,9 +123,6 @@ def _norms(matrices: Sequence[Tensor]) -> Tensor:
     return torch.linalg.matrix_norm(torch.stack(list(matrices)), ord=2)
 
 
-# ------------------------------------------------------------------------------------- over many networks
-
-
 @dataclass(frozen=True)
 class RobustnessRow:
     """One initialization and scaling; geometric means over networks.
@@ -172,8 +166,8 @@ def robustness_rows(init: str, shape: Shape, scalings: Mapping[str, FixedScaling
     cases: dict[str, list[tuple[LocalRobustness, float, float]]] = {name: [] for name in scalings}
     for seed in range(seeds):
         net, ((x,), _) = shape.build(init, seed), ddpm_inputs(1, shape.width, seed)
-        delta = torch.randn(PERTURBATIONS, shape.width, generator=torch.Generator().manual_seed(seed))
-        delta *= PERTURBATION * x.norm() / delta.norm(dim=1, keepdim=True)
+        delta = torch.randn(16, shape.width, generator=torch.Generator().manual_seed(seed))
+        delta *= 0.01 * x.norm() / delta.norm(dim=1, keepdim=True)
         log_norms = global_log_norms(net)
         for name, spec in scalings.items():
             apply(net, spec, replace=True)
@@ -188,20 +182,15 @@ def robustness_rows(init: str, shape: Shape, scalings: Mapping[str, FixedScaling
         log_m0 = [math.log(max(one.composed)) for one in local]
         exceeded = sum(perturbed > bound for perturbed, bound in zip(log_perturbed, log_lipschitz, strict=True))
         row = RobustnessRow(
-            init=init,
-            scaling=name,
-            network=_geometric_mean(math.log(one.network) for one in local),
-            perturbed=_geometric_mean(log_perturbed),
-            certified=_geometric_mean(one.log_certified for one in local),
+            init, name, network=_geometric_mean(math.log(one.network) for one in local),
+            perturbed=_geometric_mean(log_perturbed), certified=_geometric_mean(one.log_certified for one in local),
             paper=_geometric_mean(one.log_paper for one in local),
-            main_term=_geometric_mean(log_main_term(spec, len(local[0].composed), m) for m in log_m0),
-            lipschitz=_geometric_mean(log_lipschitz),
-            m0=_geometric_mean(log_m0),
-            l0=_geometric_mean(math.log(one.middle) for one in local),
-            checked=len(local),
+            main_term=_geometric_mean(log_main_term(spec, shape.skips, m) for m in log_m0),
+            lipschitz=_geometric_mean(log_lipschitz), m0=_geometric_mean(log_m0),
+            l0=_geometric_mean(math.log(one.middle) for one in local), checked=len(local),
             certified_violations=sum(one.violates(one.log_certified) for one in local) + exceeded,
             paper_violations=sum(one.violates(one.log_paper) for one in local),
-        )
+        )  # fmt: skip
         rows.append(row)
     return rows
 

@@ -21,8 +21,6 @@ from scalelong.theory.stacked import StackedUNet
 
 INPUTS = 8  # noisy inputs per network
 
-# ---------------------------------------------------------------------------------- networks and inputs
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -65,9 +63,6 @@ def draw_inputs(count: int, width: int, alpha_bar: Tensor, seed: int) -> tuple[T
 def ddpm_inputs(count: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draw x_t and ε with DDPM's schedule."""
     return draw_inputs(count, width, get_process("ddpm").alpha_bar(torch.arange(1, 1001)), seed)
-
-
-# ---------------------------------------------------------------------------------------- measurement
 
 
 class Propagation(NamedTuple):
@@ -123,9 +118,6 @@ def sample_networks(
             apply(net, spec, replace=True)
             measured[name].append(measure_propagation(net, x_t, eps))
     return {name: Propagation(*map(torch.stack, zip(*runs, strict=True))) for name, runs in measured.items()}
-
-
-# ------------------------------------------------------------------------------- predicted and measured
 
 
 @dataclass(frozen=True)
@@ -229,17 +221,12 @@ def propagation_row(init: str, name: str, spec: FixedScaling, shape: Shape, samp
     ratios = samples.gradients.mean((0, 1)) / predicted
     statement = torch.tensor(gradient_statement(kappas), dtype=torch.float64)
     return PropagationRow(
-        init=init,
-        scaling=name,
-        coefficients=kappas,
-        sum_of_squares=total,
-        statement=total + 1,
+        init, name, coefficients=kappas, sum_of_squares=total, statement=total + 1,
         feature=_compared(math.exp(log_feature_path_sum(kappas, 0, init)), samples.features[..., 0]),
         gradient=_compared(float(predicted[row, column]), samples.gradients[..., row, column]),
-        matrix=shape.matrix_name(row, column),
-        gradient_ratio=float(ratios.log().mean().exp()),
+        matrix=shape.matrix_name(row, column), gradient_ratio=float(ratios.log().mean().exp()),
         constant=float((samples.gradients / statement[:, None]).max()),
-    )
+    )  # fmt: skip
 
 
 def fit_row(
@@ -256,29 +243,21 @@ def fit_row(
     measured = [point.measured for point in points]
     line = fit_line([point.total for point in points], measured)
     return FitRow(
-        init=init,
-        c1=line.slope,
-        c2=line.intercept,
-        r_squared=line.r_squared,
+        init, c1=line.slope, c2=line.intercept, r_squared=line.r_squared,
         r_squared_printed=fit_line(printed, measured).r_squared,
-        r_squared_paths=r_squared(measured, [point.predicted for point in points]),
-        points=tuple(points),
-    )
+        r_squared_paths=r_squared(measured, [point.predicted for point in points]), points=tuple(points),
+    )  # fmt: skip
 
 
 def sweep_row(shape: Shape, rows: Sequence[PropagationRow], fit: FitRow, samples: Iterable[Propagation]) -> SweepRow:
     """Summarize one shape over all scalings."""
     return SweepRow(
-        init=fit.init,
-        shape=shape,
-        feature_ratio=fmean(row.feature.measured / row.feature.predicted for row in rows),
-        r_squared=fit.r_squared,
-        r_squared_paths=fit.r_squared_paths,
-        gradient_ratio=fmean(row.gradient_ratio for row in rows),
-        constant=max(row.constant for row in rows),
+        fit.init, shape, feature_ratio=fmean(row.feature.measured / row.feature.predicted for row in rows),
+        r_squared=fit.r_squared, r_squared_paths=fit.r_squared_paths,
+        gradient_ratio=fmean(row.gradient_ratio for row in rows), constant=max(row.constant for row in rows),
         spread=math.sqrt(fmean(_log_variance(one.features[..., 0]) for one in samples)),
         spread_predicted=math.sqrt((2 * shape.skips + 1) * (5 * shape.depth - 3) / shape.width),
-    )
+    )  # fmt: skip
 
 
 def input_row(process: str, width: int, samples: int, seed: int = 0) -> InputRow:

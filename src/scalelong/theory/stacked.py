@@ -87,24 +87,20 @@ class StackedUNet(nn.Module):
         if init not in INITS:
             raise unknown("init", init, INITS)
         self.width, self.num_skips, self.block_depth = width, num_skips, block_depth
-        self.init, self.seed = init, seed
+        self.init = init
         self.encoders = nn.ModuleList(Stack(width, block_depth) for _ in range(num_skips))
         self.middle = Stack(width, block_depth)
         self.decoders = nn.ModuleList(DecoderStack(width, block_depth) for _ in range(num_skips))
-        self.reset_parameters()
+        generator = torch.Generator().manual_seed(seed)
+        for block in self.blocks:
+            for p, weight in enumerate(block.weights, start=1):
+                variance = 1.0 if init == "norm-preserving" and p == block_depth else 2.0
+                nn.init.normal_(weight, std=math.sqrt(variance / width), generator=generator)
         self.long_skips = tuple(
             Site(f"decoders.{k}", "skip", channels=width, dim=-1, source=f"encoders.{k}") for k in range(num_skips)
         )
         if scaling is not None:
             apply(self, scaling)
-
-    def reset_parameters(self) -> None:
-        """Draw every matrix from `seed`."""
-        generator = torch.Generator().manual_seed(self.seed)
-        for block in self.blocks:
-            for p, weight in enumerate(block.weights, start=1):
-                preserving = self.init == "norm-preserving" and p == self.block_depth
-                nn.init.normal_(weight, std=math.sqrt((1.0 if preserving else 2.0) / self.width), generator=generator)
 
     @property
     def blocks(self) -> list[Stack]:
