@@ -25,8 +25,8 @@ class Limits:
     """Thresholds of the alarms. All comparisons are within one window of snapshots.
 
     Args:
-        growth: Ratio of the oscillation on the probe in the newer half of the window to that in the older half. The
-            median jump must grow as much, and the oscillation must exceed half of the next limit.
+        growth: Oscillation on the probe in the newer half of the window relative to the older half. The median jump
+            must grow as much, and the oscillation must exceed half of the next limit.
         oscillation: Oscillation on the probe in the newer half of the window, whatever it was before.
         spike: Robust standard deviations of log(gradient norm) or log(loss) above the median …
         gradient_factor, loss_factor: … and multiple of the median.
@@ -52,26 +52,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Alarm:
-    """One thing that is wrong.
+    """One thing that is wrong."""
 
-    kind        "nonfinite", "oscillation", "gradient", "loss" or "ratio"
-    since       the step at which it began
-    what        description; `advice` says what may help
-    skip        index of the long skip, if the alarm is at one
-    times       the timestep range in which it is worst, if known
-    value, reference   the measured value, and the value that it is compared with
-    """
-
-    kind: str
+    kind: str  # "nonfinite", "oscillation", "gradient", "loss" or "ratio"
     step: int
-    since: int
+    since: int  # the step at which it began
     module: str
     what: str
-    skip: int | None = None
-    times: tuple[float, float] | None = None
-    value: float | None = None
-    reference: float | None = None
-    advice: str = ""
+    skip: int | None = None  # index of the long skip, if the alarm is at one
+    times: tuple[float, float] | None = None  # the timestep range in which it is worst, if known
+    value: float | None = None  # the measured value
+    reference: float | None = None  # the value that it is compared with
+    advice: str = ""  # what may help
 
     def __str__(self) -> str:
         times = "" if self.times is None else f", worst at timesteps {self.times[0]:g} to {self.times[1]:g}"
@@ -87,9 +79,6 @@ class Alarm:
         return {**values, "text": str(self)}
 
 
-# -------------------------------------------------------------------------------------------- detection
-
-
 def find(
     layout: Layout, limits: Limits, entries: Sequence[Entry], window: Window, edges: Sequence[float]
 ) -> list[Alarm]:
@@ -97,8 +86,8 @@ def find(
     found = [
         _nonfinite(layout, entries[-1]),
         _oscillation(layout, limits, entries[-1], window, edges),
-        _spike(layout, limits, entries, edges, "gradient", "grad"),
-        _spike(layout, limits, entries, edges, "loss", "loss"),
+        _spike(layout, limits, entries, edges, "grad"),
+        _spike(layout, limits, entries, edges, "loss"),
         _ratio(layout, limits, entries),
     ]
     return [alarm for alarm in found if alarm is not None]
@@ -108,12 +97,11 @@ def _nonfinite(layout: Layout, entry: Entry) -> Alarm | None:
     bad = entry.get("nonfinite")
     if bad is None:
         return None
-    point = None if bad.get("point") is None else layout.points.all[bad["point"]]
-    what = f"the {bad['of']} is not finite"
-    if point is not None:
-        what = f"{point.name} is not finite on the {bad['of']} batch (the first such point)"
-    skip = None if point is None else point.skip
-    return Alarm("nonfinite", entry["step"], bad.get("since", entry["step"]), bad["module"], what, skip)
+    what, skip = f"the {bad['of']} is not finite", None
+    if "point" in bad:
+        point = layout.points.all[bad["point"]]
+        what, skip = f"{point.name} is not finite on the {bad['of']} batch (the first such point)", point.skip
+    return Alarm("nonfinite", entry["step"], bad["since"], bad["module"], what, skip)
 
 
 def _oscillation(layout: Layout, limits: Limits, entry: Entry, window: Window, edges: Sequence[float]) -> Alarm | None:
@@ -142,10 +130,8 @@ def _oscillation(layout: Layout, limits: Limits, entry: Entry, window: Window, e
     return Alarm("oscillation", entry["step"], entry["step"], point.module, what, point.skip, times, value, reference)
 
 
-def _spike(
-    layout: Layout, limits: Limits, entries: Sequence[Entry], edges: Sequence[float], kind: str, key: str
-) -> Alarm | None:
-    """Compare the largest value since the last snapshot with the median over the window."""
+def _spike(layout: Layout, limits: Limits, entries: Sequence[Entry], edges: Sequence[float], key: str) -> Alarm | None:
+    """Compare the largest gradient norm (key "grad") or "loss" since the last snapshot with the window's median."""
     *past, now = [lookup(entry, key, "max") for entry in entries]
     logs = [math.log(value) for value in past if value]
     if not now or len(logs) < limits.looks:
@@ -153,19 +139,19 @@ def _spike(
     median = statistics.median(logs)
     sigma = 1.4826 * statistics.median(abs(value - median) for value in logs)  # robust: exact for a normal law
     above = math.log(now) - median
-    factor = limits.gradient_factor if kind == "gradient" else limits.loss_factor
+    kind, name, factor = "loss", "loss", limits.loss_factor
+    if key == "grad":
+        kind, name, factor = "gradient", "gradient norm", limits.gradient_factor
     if above < math.log(factor) or above < limits.spike * sigma:
         return None
     times = _worst_bin(edges, _over_medians(entries, "loss", "bins"))
     module = layout.points.network
-    name = "gradient norm" if kind == "gradient" else "loss"
     what = f"the {name} {now:.3g} is {math.exp(above):.3g} times its median over the window"
-    if kind == "gradient" and (worst := _argmax(_over_medians(entries, "grad", "blocks"))) is not None:
+    if key == "grad" and (worst := _argmax(_over_medians(entries, "grad", "blocks"))) is not None:
         module = layout.points.blocks[worst]
         what += f", and largest in {module} compared with its own median"
-    skip, step, since = layout.points.skip_of(module), entries[-1]["step"], lookup(entries[-1], key, "at")
-    since = step if since is None else since
-    return Alarm(kind, step, since, module, what, skip, times, now, math.exp(median))
+    step, since, skip = entries[-1]["step"], entries[-1][key].get("at"), layout.points.skip_of(module)
+    return Alarm(kind, step, step if since is None else since, module, what, skip, times, now, math.exp(median))
 
 
 def _ratio(layout: Layout, limits: Limits, entries: Sequence[Entry]) -> Alarm | None:
@@ -205,17 +191,10 @@ def _worst_bin(edges: Sequence[float], values: Tensor) -> tuple[float, float] | 
     return None if k is None else (float(edges[k]), float(edges[k + 1]))
 
 
-# ----------------------------------------------------------------------------------------------- advice
-
-
 def advice(kind: str, skip: int | None, coefficients: Sequence[float], kappa: float | None) -> str:
     """Say what the theory advises about an alarm: the Σκ_j² behind it, and a kappa that lowers the sum.
 
-    Args:
-        kind: The alarm's kind.
-        skip: Index of the long skip, or None if the alarm is at none.
-        coefficients: κ_1 … κ_N; empty if the network has no known long skips.
-        kappa: Base of CS, if CS is applied.
+    `coefficients` are κ_1 … κ_N, empty if the network has no known long skips; `kappa` is the base of CS, if applied.
     """
     if not coefficients:
         return f"This network has no known long skips, so the theory does not apply; {GENERAL} may help."

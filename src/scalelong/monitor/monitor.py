@@ -16,12 +16,11 @@ from torch import nn
 from scalelong._modules import is_compiled, leave_no_trace
 from scalelong.errors import ScalingStateError, invalid
 from scalelong.monitor.alarms import Alarm, Limits, advice, find
-from scalelong.monitor.buffer import Buffer
 from scalelong.monitor.log import FORMAT, Entry, LogWriter, lookup, rounded
 from scalelong.monitor.points import coefficients_of, find_points, spec_of
 from scalelong.monitor.probe import Inputs, Probe, as_probe, from_batch
-from scalelong.monitor.recorder import BlockNorms, Hooks, Norms, ParameterNorms, Recorder
-from scalelong.monitor.snapshot import Layout, Snapshot, Window, make_entry, window_entry
+from scalelong.monitor.recorder import Hooks, Norms, ParameterNorms, Recorder
+from scalelong.monitor.snapshot import Buffer, Layout, Snapshot, Window, make_entry, window_entry
 from scalelong.monitor.summary import Summary, scalars
 from scalelong.skips.application import unwrapped
 from scalelong.skips.sites import Site
@@ -89,14 +88,12 @@ class StabilityMonitor:
         if times is not None and not times[0] < times[1]:
             raise invalid("times", "an increasing range of timesteps such as (0, 1000)", times)
         if any(cls.__name__ in ("FullyShardedDataParallel", "FSDPModule") for cls in type(net).__mro__):
-            raise ScalingStateError(
-                "the monitor cannot record a network sharded by FSDP, because no process holds whole parameters; use "
-                "one device or DistributedDataParallel"
-            )
+            raise ScalingStateError("the monitor cannot record a network sharded by FSDP; use DistributedDataParallel")
         self.net, self.root = net, unwrapped(net, allow_wrappers=True)
         self.points = find_points(self.root, sites)
-        self.every = every if _is_first_process() else 0
-        self.limits, self.log, self.on_alarm = limits or Limits(), log, on_alarm
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.every = 0 if distributed and torch.distributed.get_rank() > 0 else every
+        self.limits, self.log, self.on_alarm = limits or Limits(), log, on_alarm or LOGGER.warning
         self.scaler, self.times, self.bins, self._t = scaler, times, bins, t
         self.alarms: tuple[Alarm, ...] = ()  # active at the last snapshot
         self._probe = None if probe is None else as_probe(probe, t)
@@ -109,10 +106,7 @@ class StabilityMonitor:
         self._edges: tuple[float, ...] = ()
         self._members: list[list[int]] | None = None
         self._oscillation: Entry = {}  # of the last entry
-        self._step = 0
-        self._begun = False
-
-    # ------------------------------------------------------------------------------------ in the loop
+        self._step, self._begun = 0, False
 
     def step(self, step: int, batch: Inputs | None = None) -> AbstractContextManager[None]:
         """Wrap the forward and backward pass of step `step`. Clipping and the optimizer come after the block.
@@ -140,8 +134,6 @@ class StabilityMonitor:
         self.every = 0
         self._before, self._probe, self._ema = None, None, None
 
-    # ---------------------------------------------------------------------------------------- results
-
     @property
     def last(self) -> Entry | None:
         """The last snapshot, as written to the file."""
@@ -156,46 +148,37 @@ class StabilityMonitor:
         """Return the last snapshot as a printable table, with the active alarms."""
         return Summary(self.points, self.last, self.alarms)
 
-    # --------------------------------------------------------------------------------------- snapshot
-
     @contextmanager
     def _recording(self, step: int, batch: Inputs | None) -> Iterator[None]:
-        compiled = is_compiled(self.net)  # hooks do not run in compiled code
-        recorder = None if compiled else Recorder(self.points.size, keep_call=self._probe is None)
-        with self._hooks.attached(recorder):
+        recorder = Recorder(self.points.size, keep_call=self._probe is None)
+        # Hooks do not run in compiled code.
+        with nullcontext() if is_compiled(self.net) else self._hooks.attached(recorder):
             yield
             self._take_snapshot(step, batch, recorder)
 
-    def _take_snapshot(self, step: int, batch: Inputs | None, recorder: Recorder | None) -> None:
-        autocast = {} if recorder is None else recorder.autocast
-        gradients = self._gradients()
-        train = None if recorder is None else recorder.norms()
+    def _take_snapshot(self, step: int, batch: Inputs | None, recorder: Recorder) -> None:
+        gradients = self._parameters.gradients(1.0 if self.scaler is None else float(self.scaler.get_scale()))
+        if self.scaler is not None and gradients is not None and gradients.nonfinite is not None:
+            gradients = None  # the scaler skips this step itself
+        train = recorder.norms()
         if train is None and batch is not None:
-            train = self._run(as_probe(batch), autocast, samples=None)
+            train = self._run(as_probe(batch), recorder.autocast, samples=None)
         if self._probe is None:
-            self._probe = self._probe_from(recorder)
+            if recorder.call is None:
+                raise ScalingStateError(
+                    "the monitor recorded no call of the network to take its probe from: the network is compiled, or "
+                    "was not called inside `with watch.step(…)`; pass one: StabilityMonitor(net, probe=(x_t, t))"
+                )
+            self._probe = from_batch(*recorder.call, self._t)
         if not self._edges:
             self._edges = self._probe.edges(self.bins, self.times)
             self._members = self._probe.members(self._edges)
-        norms = self._run(self._probe, autocast, self._probe.n)
-        snapshot = Snapshot(step, norms, train, gradients, self._layout.by_time(norms, self._members))
+        norms = self._run(self._probe, recorder.autocast, self._probe.n)
+        by_time = self._layout.by_time(norms, self._members)
+        snapshot = Snapshot(step, norms, train, gradients, by_time, self._kappas(norms))
         if step % self.every == 0:
             self._add_entry(snapshot)
         self._before = snapshot
-
-    def _gradients(self) -> BlockNorms | None:
-        if self.scaler is None:
-            return self._parameters.gradients()
-        norms = self._parameters.gradients(float(self.scaler.get_scale()))
-        return norms if norms is None or norms.nonfinite is None else None  # the scaler skips this step itself
-
-    def _probe_from(self, recorder: Recorder | None) -> Probe:
-        if recorder is None or recorder.call is None:
-            raise ScalingStateError(
-                "the monitor recorded no call of the network to take its probe from: the network is compiled, or was "
-                "not called inside `with watch.step(…)`; pass one: StabilityMonitor(net, probe=(x_t, t))"
-            )
-        return from_batch(*recorder.call, self._t)
 
     def _run(self, inputs: Probe, autocast: dict[str, torch.dtype | None], samples: int | None) -> Norms | None:
         """Run the network on these inputs only to record it."""
@@ -213,20 +196,23 @@ class StabilityMonitor:
         buffered = self._buffer.collect(self._edges, last)
         if self.scaler is not None:
             buffered = replace(buffered, bad_gradient=None)  # fp16 overflows now and then by design
-        exact = make_entry(self._layout, snapshot, self._before, last, buffered, drift, self._kappas(snapshot.probe))
+        exact = make_entry(self._layout, snapshot, self._before, last, buffered, drift)
         if self._window.add(self._layout.flatten(exact.get("jump"))) or not self._oscillation:
             self._oscillation = rounded({"oscillation": window_entry(self._layout, self._window)})
         entry: Entry = rounded(exact) | self._oscillation
         former = self._active_before()
         self._entries.append(entry)
         found = find(self._layout, self.limits, list(self._entries), self._window, self._edges)
-        self.alarms = tuple(self._with_advice(replace(a, since=former.get(a.kind, a.since)), entry) for a in found)
+        kappas = [mean for mean in lookup(entry, "kappa", "mean") or () if mean is not None]
+        base = getattr(spec_of(self.root), "kappa", None)  # of CS
+        advised = [replace(a, advice=advice(a.kind, a.skip, kappas, base)) for a in found]
+        self.alarms = tuple(replace(a, since=former.get(a.kind, a.since)) for a in advised)
         if self.alarms:
             entry["alarms"] = [alarm.to_dict(is_new=alarm.kind not in former) for alarm in self.alarms]
         self._writer.write(entry)
         for alarm in self.alarms:
             if alarm.kind not in former:
-                (self.on_alarm or _warn)(alarm)
+                self.on_alarm(alarm)
         if self.log is not None:
             self.log(self.scalars, step=snapshot.step)
 
@@ -256,11 +242,6 @@ class StabilityMonitor:
             if alarm["kind"] in ("oscillation", "ratio") or entry is recent[-1]
         }
 
-    def _with_advice(self, alarm: Alarm, entry: Entry) -> Alarm:
-        kappas = [mean for mean in lookup(entry, "kappa", "mean") or () if mean is not None]
-        kappa = getattr(spec_of(self.root), "kappa", None)  # the base of CS
-        return replace(alarm, advice=advice(alarm.kind, alarm.skip, kappas, kappa))
-
     def _kappas(self, norms: Norms | None) -> list[tuple[float, float, float]]:
         """Return (mean, min, max) of κ_1 … κ_N; empty if they are learned and were not recorded."""
         fixed = coefficients_of(self.root, self.points.n)
@@ -268,12 +249,3 @@ class StabilityMonitor:
             return [(kappa, kappa, kappa) for kappa in fixed]
         recorded = {} if norms is None else norms.kappas
         return [recorded[i] for i in sorted(recorded)] if len(recorded) == self.points.n else []
-
-
-def _warn(alarm: Alarm) -> None:
-    LOGGER.warning("%s", alarm)
-
-
-def _is_first_process() -> bool:
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized() and distributed.get_rank() > 0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 
 def first_nonfinite(net: nn.Module, run: Callable[[], Tensor]) -> str:
@@ -15,8 +16,14 @@ def first_nonfinite(net: nn.Module, run: Callable[[], Tensor]) -> str:
     if bad_weights:
         return f"the weights of {bad_weights[0]} are not finite"
     bad: list[str] = []
+
+    def check(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
+        if not all(bool(x.isfinite().all()) for x in tensors):
+            bad.append(name)
+
     leaves = [(name or type(net).__name__, m) for name, m in net.named_modules() if not list(m.children())]
-    handles = [module.register_forward_hook(_Check(name, bad)) for name, module in leaves]
+    handles = [module.register_forward_hook(partial(check, name)) for name, module in leaves]
     compiled, net._compiled_call_impl = getattr(net, "_compiled_call_impl", None), None  # hooks need eager mode
     try:
         net.zero_grad(set_to_none=True)
@@ -36,14 +43,3 @@ def first_nonfinite(net: nn.Module, run: Callable[[], Tensor]) -> str:
         net.zero_grad(set_to_none=True)
         for handle in handles:
             handle.remove()
-
-
-class _Check:
-    def __init__(self, name: str, bad: list[str]) -> None:
-        self.name, self.bad = name, bad
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        for tensor in output if isinstance(output, (tuple, list)) else [output]:
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                self.bad.append(self.name)
-                return

@@ -10,19 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from scalelong._modules import first_tensor
+from scalelong._modules import device_of, first_tensor
 from scalelong.errors import InvalidValueError, invalid
-from scalelong.monitor.buffer import which_bin
+from scalelong.monitor.snapshot import which_bin
 
 Inputs = Sequence[Any] | Callable[[nn.Module], Any]
 _TIME_NAMES = ("timestep", "timesteps", "t", "time")
 
 
 def probe_size(batch: int) -> int:
-    """Return the default number of probe samples: an eighth of the batch, at least 4 and at most 8.
-
-    So the probe's pass is a small part of a training step.
-    """
+    """Return the default number of probe samples: an eighth of the batch, at least 4 and at most 8."""
     return min(batch, max(4, min(8, batch // 8)))
 
 
@@ -60,9 +57,8 @@ def as_probe(inputs: Inputs, t: Any = None) -> Probe:
         expected = "the network's arguments, (x_t, t) or (x_t, t, {'y': labels}), or a function of the network"
         raise invalid("probe", expected, inputs)
     *args, last = inputs
-    if isinstance(last, Mapping) and args:
-        return _from_call(tuple(args), dict(last), t)
-    return _from_call((*args, last), {}, t)
+    named = isinstance(last, Mapping) and bool(args)
+    return _from_call(tuple(args), dict(last), t) if named else _from_call(tuple(inputs), {}, t)
 
 
 def from_batch(args: tuple[Any, ...], kwargs: dict[str, Any], t: Any = None) -> Probe:
@@ -82,27 +78,15 @@ def _from_call(args: tuple[Any, ...], kwargs: dict[str, Any], t: Any) -> Probe:
     if first is None or first.ndim == 0:
         raise InvalidValueError("probe must contain a batch; its first argument is the noisy input x_t, a tensor")
     n = first.shape[0]
-    times = t if t is not None else next((kwargs[name] for name in _TIME_NAMES if name in kwargs), None)
-    if times is None and len(args) > 1:
-        times = args[1]
-    return Probe(_Call(args, kwargs), n, _times(times, n))
+    candidates = [t, *(kwargs.get(name) for name in _TIME_NAMES), *args[1:2]]
+    value, times = next((value for value in candidates if value is not None), None), None
+    if isinstance(value, (Tensor, int, float)) and not isinstance(value, bool):
+        times = torch.as_tensor(value).detach().float().cpu()
+        times = times.expand(n) if times.ndim == 0 else times if times.shape == (n,) else None
 
+    def call(net: nn.Module) -> Any:
+        device = device_of(net)
+        moved, named = tree_map_only(Tensor, lambda x: x.to(device), (args, kwargs))
+        return net(*moved, **named)
 
-def _times(value: Any, n: int) -> Tensor | None:
-    if isinstance(value, bool) or not isinstance(value, (Tensor, int, float)):
-        return None
-    times = torch.as_tensor(value).detach().float().cpu()
-    return times.expand(n) if times.ndim == 0 else times if times.shape == (n,) else None
-
-
-@dataclass(frozen=True)
-class _Call:
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def __call__(self, net: nn.Module) -> Any:
-        parameter = next(net.parameters(), None)
-        if parameter is None:
-            return net(*self.args, **self.kwargs)
-        args, kwargs = tree_map_only(Tensor, lambda x: x.to(parameter.device), (self.args, self.kwargs))
-        return net(*args, **kwargs)
+    return Probe(call, n, times)

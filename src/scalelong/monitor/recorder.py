@@ -22,7 +22,6 @@ from scalelong.monitor.points import ROOT, Points, coefficients_of
 from scalelong.skips.hooks import Argument, Handle, attach, scaling_of, split_trailing
 from scalelong.skips.sites import Site, declared_sites
 
-CHUNK_VALUES = 1 << 24  # values per temporary difference: 64 MB
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
@@ -33,9 +32,6 @@ def to_cpu(values: Sequence[Tensor]) -> Tensor:
         wide = torch.float32 if device.type == "mps" else torch.float64
         values = [value.to(device, wide) for value in values]
     return torch.stack(list(values)).cpu().double()
-
-
-# ------------------------------------------------------------------------------------------ activations
 
 
 @dataclass(frozen=True)
@@ -64,10 +60,34 @@ class Recorder:
         self.recorded: list[tuple[tuple[int, ...], Tensor]] = []  # (points, norms) in the order of the pass
         self.kappas: dict[int, list[Tensor]] = {}
         self.known: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}  # tensors that several points share
-        self.batch = 0
-        self.rows = 0
+        self.batch = self.rows = 0
         self.autocast: dict[str, torch.dtype | None] = {}
         self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first call, if it becomes the probe
+
+    def record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the samples, and remember the mixed precision of the call."""
+        if self.keep_call and self.call is None:
+            self.call = (args, kwargs)
+        first = first_tensor((*args, *kwargs.values()))
+        if first is not None:
+            self.batch += first.shape[0] if first.ndim else 1
+            kind = first.device.type
+            self.autocast[kind] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+    def record_skip(self, join: _Join, point: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.record((point,), join.skip(args, kwargs))
+
+    def record_join(self, join: _Join, points: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for point, x in zip(points, join.operands(args, kwargs), strict=True):
+            self.record((point,), x)
+
+    def record_output(self, points: tuple[int, ...], args: Any, output: Any) -> None:
+        self.record(points, first_tensor(output))
+
+    def record_kappa(self, args: tuple[Any, ...], output: Any) -> None:
+        if isinstance(output, Tensor):
+            kappa = output.detach().float()
+            self.kappas.setdefault(int(args[1]), []).append(torch.stack([kappa.mean(), kappa.min(), kappa.max()]))
 
     def record(self, points: tuple[int, ...], x: Tensor | None) -> None:
         """Record the norm of `x` at these points."""
@@ -106,11 +126,15 @@ class Recorder:
             for point in points:
                 sums = squares[point] or [0.0] * len(norms)
                 squares[point] = [sum_ + norm * norm for sum_, norm in zip(sums, norms, strict=True)]
+        kappas = {}
+        for i, calls in self.kappas.items():
+            mean, low, high = to_cpu(calls).unbind(1)
+            kappas[i] = (float(mean.mean()), float(low.min()), float(high.max()))
         n = self.samples or self.batch or self.rows
         return Norms(
             total=[math.nan if each is None else math.sqrt(sum(each) / n) for each in squares],
             squares=[[math.nan] * n if each is None else each for each in squares] if self.samples else None,
-            kappas={i: _over_calls(to_cpu(calls)) for i, calls in self.kappas.items()},
+            kappas=kappas,
             n=n,
             nonfinite=next((points[0] for points, norms in recorded if not all(map(math.isfinite, norms))), None),
         )
@@ -124,7 +148,7 @@ class Hooks:
     def __init__(self, root: nn.Module, points: Points) -> None:
         self.root, self.n = root, points.n
         self.recorder: Recorder | None = None
-        self.before: list[tuple[nn.Module, _Hook, bool]] = [(root, _Hook(self, _record_call), True)]
+        self.before: list[tuple[nn.Module, _Hook, bool]] = [(root, _Hook(self, Recorder.record_call), True)]
         self.taps: list[tuple[_Tap, bool]] = []  # for a network that scales its skips in `forward`
         self.sites = list(points.sites)
         in_forward = declared_sites(root) is not None
@@ -141,12 +165,13 @@ class Hooks:
             called = root.get_submodule(site.called)
             join = _Join(Argument.of(called, site.argument), site)
             if not in_forward:  # runs before the hook that applies κ_i; the next runs after it
-                self.before.append((called, _Hook(self, _record_skip, join, skip), True))
+                self.before.append((called, _Hook(self, Recorder.record_skip, join, skip), True))
             consumer = root.get_submodule(site.path)
-            self.before.append((consumer, _Hook(self, _record_join, join, backbone, joined), False))
+            self.before.append((consumer, _Hook(self, Recorder.record_join, join, (backbone, joined)), False))
         for k, path in enumerate(points.blocks, start=points.start("blocks")):
             outputs.setdefault("" if path == ROOT else path, []).append(k)
-        self.after = [(root.get_submodule(p), _Hook(self, _record_output, tuple(ks))) for p, ks in outputs.items()]
+        hooks = {path: _Hook(self, Recorder.record_output, tuple(ks)) for path, ks in outputs.items()}
+        self.after = [(root.get_submodule(path), hook) for path, hook in hooks.items()]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hooks:
         """Return hooks that record nothing, for a network that is copied during a snapshot."""
@@ -155,26 +180,24 @@ class Hooks:
         return detached
 
     @contextmanager
-    def attached(self, recorder: Recorder | None, exclusive: bool = False) -> Iterator[None]:
-        """Record every pass of the network in `recorder`, and remove all hooks on exit.
+    def attached(self, recorder: Recorder, exclusive: bool = False) -> Iterator[None]:
+        """Record every pass in `recorder`, and remove all hooks on exit. A nested call redirects the hooks.
 
-        A nested call redirects the hooks to another recorder for its duration. `exclusive` hides the pass from other
-        monitors of the same network.
+        `exclusive` hides the pass from other monitors of the same network.
         """
         handles = list[Handle]()
         outer, self.recorder = self.recorder, recorder
         Hooks._exclusive = self if exclusive else Hooks._exclusive
         try:
-            if outer is None and recorder is not None:
+            if outer is None:
                 for tap, first in self.taps:
                     handles += attach(self.root, self.sites, tap, before=first)
                 for module, hook, first in self.before:
                     handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
-                for module, hook in self.after:
-                    handles.append(module.register_forward_hook(hook))
+                handles += [module.register_forward_hook(hook) for module, hook in self.after]
                 scaler = scaling_of(self.root)
                 if scaler is not None and coefficients_of(self.root, self.n) is None:
-                    handles.append(scaler.register_forward_hook(_Hook(self, _record_kappa)))
+                    handles.append(scaler.register_forward_hook(_Hook(self, Recorder.record_kappa)))
             yield
         finally:
             self.recorder = outer
@@ -215,44 +238,6 @@ class _Tap:
         return skip
 
 
-def _record_call(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Count the samples, and remember the mixed precision of the call."""
-    if recorder.keep_call and recorder.call is None:
-        recorder.call = (args, kwargs)
-    first = first_tensor((*args, *kwargs.values()))
-    if first is not None:
-        recorder.batch += first.shape[0] if first.ndim else 1
-        kind = first.device.type
-        recorder.autocast[kind] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-def _record_skip(recorder: Recorder, join: _Join, skip: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    recorder.record((skip,), join.skip(args, kwargs))
-
-
-def _record_join(
-    recorder: Recorder, join: _Join, backbone: int, joined: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    h, x = join.operands(args, kwargs)
-    recorder.record((backbone,), h)
-    recorder.record((joined,), x)
-
-
-def _record_output(recorder: Recorder, points: tuple[int, ...], args: Any, output: Any) -> None:
-    recorder.record(points, first_tensor(output))
-
-
-def _record_kappa(recorder: Recorder, args: tuple[Any, ...], output: Any) -> None:
-    if isinstance(output, Tensor):
-        kappa = output.detach().float()
-        recorder.kappas.setdefault(int(args[1]), []).append(torch.stack([kappa.mean(), kappa.min(), kappa.max()]))
-
-
-def _over_calls(calls: Tensor) -> tuple[float, float, float]:
-    """(calls, 3) → mean, min and max over all calls."""
-    return float(calls[:, 0].mean()), float(calls[:, 1].min()), float(calls[:, 2].max())
-
-
 @dataclass(frozen=True)
 class _Join:
     """Extracts the skip and the backbone from the arguments of a call."""
@@ -288,9 +273,6 @@ class _Join:
         return split_trailing(whole, channels, dim)
 
 
-# ------------------------------------------------------------------------------------------- parameters
-
-
 @dataclass(frozen=True)
 class BlockNorms:
     """The norm over all parameters and over those of each block (NaN for a block without parameters)."""
@@ -304,9 +286,8 @@ class ParameterNorms:
     """Norms over a network's parameters by block. Build it when the network is complete."""
 
     def __init__(self, root: nn.Module, points: Points) -> None:
-        named = list(root.named_parameters())
-        self.parameters = [parameter for _, parameter in named]
-        self.names = [name for name, _ in named]
+        named = dict(root.named_parameters())
+        self.names, self.parameters = list(named), list(named.values())
         self.count = len(points.blocks)
         self.block_of = [  # the root's own parameters come last
             next((k for k, path in enumerate(points.blocks) if name.startswith(f"{path}.")), self.count - 1)
@@ -325,51 +306,36 @@ class ParameterNorms:
     @torch.no_grad()
     def drift(self, ema: list[Tensor]) -> BlockNorms:
         """Return ‖θ − θ̄‖/‖θ̄‖, the relative distance to the averaged parameters θ̄."""
-        apart, size = (self._by_block(self.block_of, each) for each in (self._distances(ema), _norms(ema)))
+        pairs = zip(self.parameters, ema, strict=True)
+        distances = to_cpu([torch.linalg.vector_norm(p - average.to(p)) for p, average in pairs]).tolist()
+        apart, size = (self._by_block(self.block_of, norms) for norms in (distances, _norms(ema)))
         shares = [d / s if s else math.nan for d, s in zip(apart.blocks, size.blocks, strict=True)]
         return BlockNorms(apart.total / (size.total or math.nan), shares)
 
     def average_of(self, ema: Any) -> list[Tensor]:
         """Return averaged parameters in the network's order: by name from a network, by position from a list."""
         if isinstance(ema, nn.Module):
-            for holder in (ema, getattr(ema, "module", None)):  # AveragedModel keeps the network under `module`
-                named = dict(holder.named_parameters()) if isinstance(holder, nn.Module) else {}
-                if all(name in named for name in self.names):
-                    return [named[name].detach() for name in self.names]
-            raise InvalidValueError(
-                f"ema must have the network's parameters, got {type(ema).__name__} without some of them; pass the "
-                "averaged network itself"
-            )
-        candidates = getattr(ema, "shadow_params", ema)  # diffusers' EMAModel
-        tensors = [t for t in candidates if isinstance(t, Tensor)] if isinstance(candidates, Iterable) else []
+            named = dict(ema.named_parameters())
+            prefix = "" if set(self.names) <= named.keys() else "module."  # of torch's AveragedModel
+            tensors = [named[prefix + name].detach() for name in self.names if prefix + name in named]
+        else:
+            candidates = getattr(ema, "shadow_params", ema)  # diffusers' EMAModel
+            tensors = [t for t in candidates if isinstance(t, Tensor)] if isinstance(candidates, Iterable) else []
         if [t.shape for t in tensors] != [p.shape for p in self.parameters]:
             raise InvalidValueError(
-                f"ema must be an averaged network or its parameters in order, got {type(ema).__name__} with "
-                f"{len(tensors)} tensors that do not match the network's {len(self.parameters)} parameters"
+                f"ema must be the averaged network or its parameters in order, got {type(ema).__name__} with "
+                f"{len(tensors)} tensors that match; the network has {len(self.parameters)} parameters"
             )
         return tensors
 
     def _by_block(self, blocks: list[int], norms: list[float]) -> BlockNorms:
         """Combine one norm per parameter into one per block."""
-        squares: list[float | None] = [None] * self.count
+        squares = dict.fromkeys(sorted(blocks), 0.0)
         for k, norm in zip(blocks, norms, strict=True):
-            squares[k] = (squares[k] or 0.0) + norm * norm
-        known = {k: square for k, square in enumerate(squares) if square is not None}
-        bad = [k for k, square in known.items() if not math.isfinite(square)]
-        each = [math.nan if square is None else math.sqrt(square) for square in squares]
-        return BlockNorms(math.sqrt(sum(known.values())), each, bad[-1] if bad else None)
-
-    def _distances(self, ema: list[Tensor]) -> list[float]:
-        """Return ‖θ_k − θ̄_k‖ for every parameter, in chunks of about CHUNK_VALUES values."""
-        norms: list[float] = []
-        start, count = 0, 0
-        for k, parameter in enumerate(self.parameters, start=1):
-            count += parameter.numel()
-            if count >= CHUNK_VALUES or k == len(self.parameters):
-                mine = [p.detach() for p in self.parameters[start:k]]
-                norms += _norms(torch._foreach_sub(mine, [a.to(p) for a, p in zip(ema[start:k], mine, strict=True)]))
-                start, count = k, 0
-        return norms
+            squares[k] += norm * norm
+        bad = [k for k, square in squares.items() if not math.isfinite(square)]
+        each = [math.sqrt(squares.get(k, math.nan)) for k in range(self.count)]
+        return BlockNorms(math.sqrt(sum(squares.values())), each, bad[-1] if bad else None)
 
 
 def _norms(tensors: Sequence[Tensor]) -> list[float]:

@@ -1,4 +1,4 @@
-"""From two snapshots one step apart to an entry of stability.jsonl, and oscillation over a window of entries.
+"""From two snapshots one step apart and the noted losses to an entry of stability.jsonl; oscillation over a window.
 
 The oscillation of a norm is the standard deviation of the step-to-step differences ("jumps") of its logarithm.
 """
@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from scalelong.monitor.buffer import Buffered
 from scalelong.monitor.log import Entry
 from scalelong.monitor.points import MEASURES, Points
-from scalelong.monitor.recorder import BlockNorms, Norms
+from scalelong.monitor.recorder import BlockNorms, Norms, to_cpu
 
-# ------------------------------------------------------------------------------------------ oscillation
+CAPACITY = 10_000  # values buffered if no snapshot is taken
 
 
 def jumps(now: Sequence[float], before: Sequence[float]) -> list[float]:
@@ -73,7 +73,76 @@ class Window:
         return None if middle < least else (torch.stack(rows[:middle]), torch.stack(rows[middle:]))
 
 
-# ------------------------------------------------------------------------------------------------ entry
+@dataclass(frozen=True)
+class Buffered:
+    """The values noted since the last snapshot."""
+
+    loss: Entry | None
+    gradients: list[tuple[int, float]]  # (step, total norm)
+    bad_loss: int | None  # the first step whose loss is not finite
+    bad_gradient: int | None
+
+
+class Buffer:
+    """Losses and gradient norms of every step, kept on their device until the next snapshot."""
+
+    def __init__(self) -> None:
+        self._losses: deque[tuple[int, Tensor, Tensor | None]] = deque(maxlen=CAPACITY)  # (step, losses, timesteps)
+        self._gradients: deque[tuple[int, Tensor]] = deque(maxlen=CAPACITY)
+
+    def add(self, step: int, loss: Any, t: Any, grad_norm: Any) -> None:
+        if loss is not None:
+            values = torch.as_tensor(loss).detach()
+            values = values.flatten(1).mean(1) if values.ndim > 1 else values.reshape(-1)
+            times = None if t is None else torch.as_tensor(t).detach().reshape(-1)
+            self._losses.append((step, values, times if times is not None and times.shape == values.shape else None))
+        if grad_norm is not None:
+            self._gradients.append((step, torch.as_tensor(grad_norm).detach().reshape(())))
+
+    def collect(self, edges: Sequence[float], after: int) -> Buffered:
+        """Return and clear the buffer, with one synchronization for losses and one for gradient norms.
+
+        Gradient norms of steps up to `after`, the last snapshot, are dropped: that snapshot measured them itself.
+        """
+        recent = [(step, norm) for step, norm in self._gradients if step > after]
+        norms = to_cpu([norm for _, norm in recent]).tolist() if recent else []
+        gradients = [(step, norm) for (step, _), norm in zip(recent, norms, strict=True)]
+        bad_gradient = next((step for step, norm in gradients if not math.isfinite(norm)), None)
+        losses = list(self._losses)
+        self._losses.clear()
+        self._gradients.clear()
+        if not losses:
+            return Buffered(None, gradients, None, bad_gradient)
+        values = _concatenate([v for _, v, _ in losses]).double()
+        sizes = torch.tensor([len(v) for _, v, _ in losses])
+        noted = torch.tensor([step for step, _, _ in losses]).repeat_interleave(sizes)
+        steps, of_step = noted.unique(return_inverse=True)  # gradient accumulation may note a step in parts
+        means = dict(zip(steps.tolist(), _group_means(values, of_step, len(steps)), strict=True))
+        good = {step: mean for step, mean in means.items() if math.isfinite(mean)}
+        loss: Entry = {"mean": None, "max": None, "at": None, "steps": len(means)}
+        if good:
+            at = max(good, key=lambda step: good[step])
+            loss |= {"mean": math.fsum(good.values()) / len(good), "max": good[at], "at": at}
+        times = [t for _, _, t in losses if t is not None]
+        if len(times) == len(losses):
+            usable, bins = values.isfinite(), which_bin(_concatenate(times), edges)
+            loss["bins"] = _group_means(values[usable], bins[usable], len(edges) - 1)
+        return Buffered(loss, gradients, next((step for step in means if step not in good), None), bad_gradient)
+
+
+def which_bin(times: Tensor, edges: Sequence[float]) -> Tensor:
+    """Return the bin of each timestep. Timesteps outside the edges count in the first or last bin."""
+    inner = torch.tensor(list(edges[1:-1]), dtype=torch.float64)
+    return torch.bucketize(times.double().cpu(), inner, right=True)
+
+
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.to(parts[0].device, torch.float32) for part in parts]).cpu()
+
+
+def _group_means(values: Tensor, groups: Tensor, count: int) -> list[float]:
+    """Return the mean of the values in each group; NaN for an empty group."""
+    return (groups.bincount(values, minlength=count) / groups.bincount(minlength=count)).tolist()
 
 
 @dataclass(frozen=True)
@@ -85,6 +154,7 @@ class Snapshot:
     train: Norms | None
     gradients: BlockNorms | None
     by_time: list[list[float]]  # (followed points, timestep bins) on the probe; NaN where unknown
+    kappas: list[tuple[float, float, float]]  # (mean, min, max) of κ_1 … κ_N; empty if learned and not recorded
 
 
 class Layout:
@@ -143,13 +213,7 @@ class Layout:
 
 
 def make_entry(
-    layout: Layout,
-    now: Snapshot,
-    before: Snapshot | None,
-    last: int,
-    buffered: Buffered,
-    drift: BlockNorms | None,
-    kappas: Sequence[tuple[float, float, float]],
+    layout: Layout, now: Snapshot, before: Snapshot | None, last: int, buffered: Buffered, drift: BlockNorms | None
 ) -> Entry:
     """Build the entry of a snapshot with exact values; `last` is the previous entry's step.
 
@@ -168,8 +232,8 @@ def make_entry(
             entry[name]["ratio"] = [x / h if h > 0 else math.nan for x, h in pairs]
     if now.probe is not None and by_time is not None:
         entry["probe"]["by_time"] = by_time
-    if kappas:
-        entry["kappa"] = dict(zip(("mean", "min", "max"), map(list, zip(*kappas, strict=True)), strict=True))
+    if now.kappas:
+        entry["kappa"] = dict(zip(("mean", "min", "max"), map(list, zip(*now.kappas, strict=True)), strict=True))
     entry["grad"] = _gradient_part(now, before, last, buffered)
     entry["loss"] = buffered.loss
     entry["drift"] = None if drift is None else {"total": drift.total, "blocks": drift.blocks}
@@ -187,9 +251,10 @@ def window_entry(layout: Layout, window: Window) -> Entry:
 
 def _gradient_part(now: Snapshot, before: Snapshot | None, last: int, buffered: Buffered) -> Entry | None:
     """The gradient norms of this step, and the largest norm since the last entry."""
-    snapshots = [s for s in (before, now) if s is not None and s.step > last and s.gradients is not None]
-    totals = [*buffered.gradients, *((s.step, s.gradients.total) for s in snapshots if s.gradients is not None)]
-    part: Entry = {}
+    totals, part = list(buffered.gradients), Entry()
+    for s in (before, now):
+        if s is not None and s.gradients is not None and s.step > last:
+            totals.append((s.step, s.gradients.total))
     if now.gradients is not None:
         part = {"total": now.gradients.total, "blocks": now.gradients.blocks}
     if totals := [(step, total) for step, total in totals if math.isfinite(total)]:
