@@ -16,7 +16,8 @@ from scipy import integrate, optimize, stats
 import scalelong
 from scalelong import ConstantScaling, NoScaling, UniformScaling
 from scalelong.errors import DataError, InvalidValueError, UnknownNameError
-from scalelong.kappa import choose_kappa, estimate_kappa, histogram, kappa_notices, sample_ratios
+from scalelong.kappa import choose_kappa, estimate_kappa, histogram, sample_ratios
+from scalelong.scaling.specs import kappa_notices
 
 
 def some_images(n=64, size=8, seed=0):

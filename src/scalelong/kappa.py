@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from scalelong.errors import DataError, InvalidValueError, invalid
+from scalelong.errors import DataError, invalid
 from scalelong.process import Process, get_process
-from scalelong.scaling.specs import PAPER_MEAN as PAPER_MEAN
 from scalelong.scaling.specs import SMALLEST, UPPER, Notice
-from scalelong.scaling.specs import kappa_notices as kappa_notices
 
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)  # quantiles of the ratio
 PIXEL_BINS = 64
@@ -26,9 +24,6 @@ CHUNK_VALUES = 1 << 22  # pixels converted to float at a time
 
 ProcessLike = str | Process | Sequence[float] | Tensor
 Progress = Callable[[Iterable[int], str], Iterable[int]]  # such as scalelong.progress.track
-
-
-# ----------------------------------------------------------------------------------------- sums of κ_i²
 
 
 def sum_of_squares(coefficients: Sequence[float], start: int = 1) -> float:
@@ -65,9 +60,6 @@ def kappa_for_sum(total: float, n: int) -> float:
     return (low + high) / 2
 
 
-# --------------------------------------------------------------------------------------------- estimate
-
-
 @dataclass(frozen=True)
 class Histogram:
     """Counts between consecutive edges; `below` and `above` count the values outside."""
@@ -80,34 +72,25 @@ class Histogram:
 
 @dataclass(frozen=True)
 class KappaEstimate:
-    """The range of kappa that suits a dataset and a noise process (Section 4.1).
-
-    low, high          the values of kappa for which Σκ^{2(i−1)} equals the mean ratio and min(5, N)
-    recommended        a value between them; `reason` explains it
-    mean_ratio, share_below_5, quantiles, histogram   statistics of ‖ε‖²/‖x_t‖² (Fig. 3b)
-    ratio_of_means     E‖ε‖²/E‖x_t‖², which the long tail of the ratio does not affect
-    mean_input_norm    E‖x_t‖²/m; `lemma_input_norm` is Lemma 3.2's value for uniform pixels, `data_input_norm` the
-                       same with the second moment of these pixels
-    input_histogram, pixel_histogram   of ‖x_t‖²/m and of the pixels (Fig. 3a)
-    """
+    """The range of kappa that suits a dataset and a noise process (Section 4.1). Ratios are ‖ε‖²/‖x_t‖²."""
 
     num_skips: int
-    low: float
-    high: float
-    recommended: float
+    low: float  # the kappa for which Σκ^{2(i−1)} equals the mean ratio
+    high: float  # the kappa for which it equals min(5, N)
+    recommended: float  # a value between them
     reason: str
     mean_ratio: float
-    ratio_of_means: float
+    ratio_of_means: float  # E‖ε‖²/E‖x_t‖², which the long tail of the ratio does not affect
     share_below_5: float
     quantiles: dict[float, float]
-    histogram: Histogram
-    mean_input_norm: float
-    lemma_input_norm: float
-    data_input_norm: float
+    histogram: Histogram  # of the ratio (Fig. 3b)
+    mean_input_norm: float  # E‖x_t‖²/m
+    lemma_input_norm: float  # the same by Lemma 3.2, for uniform pixels
+    data_input_norm: float  # the same with the second moment of these pixels
     mean_alpha_bar: float
     pixel_second_moment: float
-    input_histogram: Histogram
-    pixel_histogram: Histogram
+    input_histogram: Histogram  # of ‖x_t‖²/m
+    pixel_histogram: Histogram  # (Fig. 3a)
     process: str
     samples: int
     seed: int
@@ -142,15 +125,13 @@ def estimate_kappa(
 ) -> KappaEstimate:
     """Estimate a range of kappa for a dataset, and recommend a value (Section 4.1).
 
-    Σκ² should lie between the mean of ‖ε‖²/‖x_t‖² and 5, because the ratio has a long tail, and cannot exceed N,
-    its value for the unscaled network.
+    Σκ² should lie between the mean of ‖ε‖²/‖x_t‖² and 5, because the ratio has a long tail, and cannot exceed N.
 
     Args:
         images: uint8 (n, h, w, c) or float (n, c, h, w) in [−1, 1], as a NumPy array or a tensor.
         num_skips: N, the number of long skips (`scalelong.describe(net)` counts them).
         process: "ddpm", "vp", "sd", a `Process`, or the values of ᾱ_t (for example `scheduler.alphas_cumprod`).
-        samples: number of (image, time, noise) triples to draw.
-        seed: seed of the images, times and noise that are drawn.
+        samples, seed: number of (image, time, noise) triples to draw, and their seed.
         latents: the images are latents and may have any range.
         progress: called as `progress(chunks, description)` to show a progress bar; yields the chunks.
 
@@ -183,8 +164,8 @@ def estimate_kappa(
         process=get_process(process).name if isinstance(process, (str, Process)) else "custom ᾱ",
         samples=samples,
         seed=seed,
-        num_images=ratios.num_images,
-        dimension=ratios.dimension,
+        num_images=len(images),
+        dimension=math.prod(images.shape[1:]),
         notices=_data_notices(ratios, latents),
     )
 
@@ -197,10 +178,9 @@ class KappaChoice(NamedTuple):
 
 
 def choose_kappa(mean_ratio: float, n: int) -> KappaChoice:
-    """Choose kappa for a mean ratio and N long skips.
+    """Choose kappa for a mean ratio and N long skips, so that Σκ² is the geometric mean of the mean ratio and the cap.
 
-    Ratios are positive with a long tail, so the recommended kappa puts Σκ² at the geometric mean of the mean ratio and
-    the cap. If that would scale the innermost skip below 0.01, kappa is raised as far as the range allows.
+    If that would scale the innermost skip below 0.01, kappa is raised as far as the range allows.
     """
     cap = min(UPPER, float(n))
     if n == 1:
@@ -217,7 +197,9 @@ def choose_kappa(mean_ratio: float, n: int) -> KappaChoice:
     middle = kappa_for_sum(math.sqrt(max(mean_ratio, 1.0) * cap), n)
     keeps_all = SMALLEST ** (1 / (n - 1))  # the kappa that scales the innermost skip by SMALLEST
     raised = min(max(middle, keeps_all), high)
-    recommended = _round_within(raised, max(low, min(keeps_all, raised)), high)
+    # Round to two decimals, the precision of the estimate, without leaving the range.
+    floor, rounded = max(low, min(keeps_all, raised)), (round(raised, 2), math.ceil(raised * 100) / 100)
+    recommended = next((value for value in rounded if floor <= value <= high), raised)
     between = f"the geometric mean of the mean ratio {mean_ratio:.2f} and the cap {cap:g}"
     if raised > middle:
         reason = (
@@ -225,16 +207,9 @@ def choose_kappa(mean_ratio: float, n: int) -> KappaChoice:
             f"{middle ** (n - 1):.2g}; raised to scale it by {recommended ** (n - 1):.2g}"
         )
     else:
-        reason = f"Σκ² = {cs_sum(recommended, n):.2f} is {between}"
-        if mean_ratio < 1:
-            reason += "; any kappa reaches the mean ratio, because κ_1 = 1 alone gives Σκ² ≥ 1"
+        any_kappa = "; any kappa reaches the mean ratio, because κ_1 = 1 alone gives Σκ² ≥ 1" if mean_ratio < 1 else ""
+        reason = f"Σκ² = {cs_sum(recommended, n):.2f} is {between}{any_kappa}"
     return KappaChoice(low, high, recommended, reason)
-
-
-def _round_within(kappa: float, low: float, high: float) -> float:
-    """Round to two decimals, the precision of the estimate, without leaving the range."""
-    candidates = (round(kappa, 2), math.ceil(kappa * 100) / 100)
-    return next((value for value in candidates if low <= value <= high), kappa)
 
 
 def _data_notices(ratios: Ratios, latents: bool) -> tuple[Notice, ...]:
@@ -248,9 +223,6 @@ def _data_notices(ratios: Ratios, latents: bool) -> tuple[Notice, ...]:
     return tuple(Notice("warning", text) for text in texts)
 
 
-# -------------------------------------------------------------------------------------- the ratio itself
-
-
 @dataclass(frozen=True)
 class Ratios:
     """Samples of ratio ‖ε‖²/‖x_t‖², input_norm ‖x_t‖²/m and alpha_bar ᾱ_t, each (samples,), and image statistics."""
@@ -258,8 +230,6 @@ class Ratios:
     ratio: Tensor
     input_norm: Tensor
     alpha_bar: Tensor
-    dimension: int
-    num_images: int
     pixel_second_moment: float
     pixels: Histogram
     smallest: float
@@ -276,9 +246,8 @@ def sample_ratios(
     Times are stratified: each of `samples` equal intervals contains one.
     """
     shape = _checked_shape(images)
-    generator = torch.Generator().manual_seed(seed)
-    n, m = shape[0], math.prod(shape[1:])
-    chosen = torch.randperm(n, generator=generator)[:samples].sort().values
+    generator, m = torch.Generator().manual_seed(seed), math.prod(shape[1:])
+    chosen = torch.randperm(shape[0], generator=generator)[:samples].sort().values
     energy, pixels, smallest, largest = _energies(images, chosen, m, latents, progress)  # ‖x_0‖², (min(n, samples),)
 
     u = (torch.arange(samples) + torch.rand(samples, generator=generator, dtype=torch.float64)) / samples
@@ -286,10 +255,14 @@ def sample_ratios(
     a = _alpha_bars(process, u)  # (samples,)
     e = energy[torch.arange(samples) % len(energy)]  # every image gets its share of the shuffled times
     z = torch.randn(samples, generator=generator, dtype=torch.float64)
-    eps = z.square() + _chi_square(m - 1, samples, seed)  # ‖ε‖²
+    eps = z.square()
+    if m > 1:
+        with torch.random.fork_rng(devices=[]):  # torch's gamma sampler takes no generator
+            torch.random.manual_seed(seed)
+            eps += torch.distributions.Chi2(torch.tensor(m - 1.0, dtype=torch.float64)).sample((samples,))  # now ‖ε‖²
     x_t = a * e + 2 * (a * (1 - a) * e).sqrt() * z + (1 - a) * eps  # ‖x_t‖²
     second_moment = float(energy.mean() / m)
-    return Ratios(eps / x_t.clamp(min=0), x_t / m, a, m, n, second_moment, pixels, smallest, largest)
+    return Ratios(eps / x_t.clamp(min=0), x_t / m, a, second_moment, pixels, smallest, largest)
 
 
 def histogram(values: Tensor, low: float, high: float, bins: int) -> Histogram:
@@ -308,10 +281,13 @@ def _energies(
     step = max(1, CHUNK_VALUES // m)
     energies: list[Tensor] = []
     counts = torch.zeros(PIXEL_BINS + 2, dtype=torch.long)
-    smallest, largest = math.inf, -math.inf
-    starts = range(0, len(chosen), step)
+    smallest, largest, starts = math.inf, -math.inf, range(0, len(chosen), step)
     for start in starts if progress is None else progress(starts, "measuring images"):
-        raw = _take(images, chosen[start : start + step])
+        indices = chosen[start : start + step]
+        if isinstance(images, Tensor):
+            raw = images[indices.to(images.device)].detach().cpu()
+        else:
+            raw = torch.tensor(images[indices.numpy()])  # a copy: read-only memory maps must not be shared
         counts += _pixel_counts(raw)
         x = (raw.float() / 127.5 - 1 if raw.dtype == torch.uint8 else raw.float()).flatten(1)  # (b, m)
         low, high = (float(end) for end in x.aminmax())
@@ -336,17 +312,10 @@ def _pixel_counts(raw: Tensor) -> Tensor:
     return torch.tensor([part.below, *part.counts, part.above])
 
 
-def _take(images: Any, indices: Tensor) -> Tensor:
-    if isinstance(images, Tensor):
-        return images[indices.to(images.device)].detach().cpu()
-    return torch.tensor(images[indices.numpy()])  # a copy: read-only memory maps must not be shared
-
-
 def _checked_shape(images: Any) -> tuple[int, ...]:
-    shape, dtype = getattr(images, "shape", None), str(getattr(images, "dtype", "")).removeprefix("torch.")
-    if shape is None:
-        raise InvalidValueError(f"images must be a NumPy array or a tensor, got {type(images).__name__}")
-    shape = tuple(int(size) for size in shape)
+    if not hasattr(images, "shape"):
+        raise invalid("images", "a NumPy array or a tensor", type(images).__name__)
+    shape, dtype = tuple(map(int, images.shape)), str(images.dtype).removeprefix("torch.")
     if len(shape) not in (4, 5):
         expected = "of shape (n, h, w, c) for uint8 or (n, c, h, w) for float"
         raise invalid("images", expected, shape, "volumes have one more axis; pass a single image as images[None]")
@@ -367,11 +336,3 @@ def _alpha_bars(process: ProcessLike, u: Tensor) -> Tensor:
         expected = "a name, a Process or values of ᾱ_t between 0 and 1, such as scheduler.alphas_cumprod"
         raise invalid("process", expected, process)
     return table[(u * len(table)).floor().long()]
-
-
-def _chi_square(degrees: int, samples: int, seed: int) -> Tensor:
-    if degrees == 0:
-        return torch.zeros(samples, dtype=torch.float64)
-    with torch.random.fork_rng(devices=[]):  # torch's gamma sampler takes no generator
-        torch.random.manual_seed(seed)
-        return torch.distributions.Chi2(torch.tensor(float(degrees), dtype=torch.float64)).sample((samples,))

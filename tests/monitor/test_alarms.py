@@ -9,11 +9,12 @@ from loops import batch, small_uvit, train
 
 from scalelong import Alarm, ConstantScaling, Limits, StabilityMonitor
 from scalelong.errors import InvalidValueError
-from scalelong.kappa import PAPER_MEAN, choose_kappa, sum_of_squares
+from scalelong.kappa import choose_kappa, sum_of_squares
 from scalelong.monitor.alarms import advice, find
 from scalelong.monitor.log import read_stability
 from scalelong.monitor.points import find_points
 from scalelong.monitor.snapshot import Layout, Window
+from scalelong.scaling.specs import PAPER_MEAN
 
 EDGES = (0.0, 250.0, 500.0, 750.0, 1000.0)
 

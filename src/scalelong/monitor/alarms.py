@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from scalelong.errors import invalid
-from scalelong.kappa import PAPER_MEAN, choose_kappa, kappa_notices, sum_of_squares
+from scalelong.kappa import choose_kappa, sum_of_squares
 from scalelong.monitor.log import Entry, lookup, rounded
 from scalelong.monitor.snapshot import Layout, Window, spread, typical
-from scalelong.scaling import ConstantScaling
+from scalelong.scaling.specs import PAPER_MEAN, ConstantScaling, kappa_notices
 
 GENERAL = "a lower learning rate, a longer warm-up or tighter gradient clipping"
 

@@ -30,7 +30,7 @@ class StabilityLog:
 
         i counts long skips from 1 (outermost). For lists over blocks, use `header["blocks"].index(…) + 1`.
         """
-        keys: tuple[str | int, ...] = path if i is None else (*path, i)
+        keys = path if i is None else (*path, i)
         return [entry["step"] for entry in self.entries], [lookup(entry, *keys) for entry in self.entries]
 
     def alarms(self) -> list[Entry]:
@@ -50,32 +50,22 @@ def read_stability(path: Path | str) -> StabilityLog:
 
 
 class LogWriter:
-    """Append snapshots to a file. When it holds `keep` of them, every second one of the older half is dropped.
-
-    So the newest half is complete, and older times are covered ever more coarsely. Snapshots that raised an alarm
-    are dropped last.
-    """
+    """Append snapshots to a file. When it holds `keep` of them, it is `thinned`: older times become ever coarser."""
 
     def __init__(self, path: Path | str | None, keep: int) -> None:
-        self.path = None if path is None else Path(path)
-        self.keep = keep
-        self.count = 0
+        self.path, self.keep, self.count = None if path is None else Path(path), keep, 0
 
     def begin(self, header: Entry, step: int) -> list[Entry]:
         """Continue an existing file of the same network, dropping entries from `step` on. Returns the others."""
-        if self.path is None:
-            return []
         entries: list[Entry] = []
-        if self.path.exists():
+        if self.path is not None and self.path.exists():
             former, entries = _read(self.path)
             if former is None and entries:
                 raise RunError(f"{self.path} is not a stability log; choose another out=")
             for key in ("format", "network", "skips", "blocks", "times"):
                 if former is not None and former.get(key) != header.get(key):
-                    raise RunError(
-                        f"{self.path} was written for another network or monitor: {key} was {former.get(key)!r}, is "
-                        f"{header.get(key)!r}; choose another out=, or delete the file"
-                    )
+                    change = f"{key} was {former.get(key)!r}, is {header.get(key)!r}; choose another out="
+                    raise RunError(f"{self.path} was written for another network or monitor: {change}")
             entries = [entry for entry in entries if _has_step(entry) and entry["step"] < step]
         self._rewrite(header, entries)
         return entries
@@ -91,9 +81,9 @@ class LogWriter:
             self._rewrite(header or {}, thinned(entries, self.keep))
 
     def _rewrite(self, header: Entry, entries: list[Entry]) -> None:
-        assert self.path is not None
-        write_text(self.path, "".join(map(_line, [header, *entries])))
-        self.count = len(entries)
+        if self.path is not None:
+            write_text(self.path, "".join(map(_line, [header, *entries])))
+            self.count = len(entries)
 
 
 def thinned(entries: list[Entry], keep: int) -> list[Entry]:
@@ -108,10 +98,8 @@ def thinned(entries: list[Entry], keep: int) -> list[Entry]:
 def rounded(value: Any, digits: int = DIGITS) -> Any:
     """Round every float of an entry to significant digits. Floats that are not finite become None."""
     if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        short = float(f"{value:.{digits}g}")
-        return short if math.isfinite(short) else None  # the largest floats round to infinity
+        short = float(f"{value:.{digits}g}")  # the largest floats round to infinity
+        return short if math.isfinite(short) else None
     if isinstance(value, dict):
         return {key: rounded(item, DIGITS_OF.get(key, digits)) for key, item in value.items()}
     return [rounded(item, digits) for item in value] if isinstance(value, (list, tuple)) else value
@@ -120,11 +108,11 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
 def lookup(entry: Entry, *path: str | int) -> Any:
     """Return a value inside an entry, or None: strings are keys, integers count list items from 1."""
     value: Any = entry
-    for key in path:
-        if isinstance(key, int):
-            value = value[key - 1] if isinstance(value, list) and key <= len(value) else None
-        else:
-            value = value.get(key) if isinstance(value, dict) else None
+    try:
+        for key in path:
+            value = value[key - 1 if isinstance(key, int) else key]
+    except (KeyError, IndexError, TypeError):
+        return None
     return value
 
 

@@ -150,7 +150,7 @@ class StabilityMonitor:
 
     @contextmanager
     def _recording(self, step: int, batch: Inputs | None) -> Iterator[None]:
-        recorder = Recorder(self.points.size, keep_call=self._probe is None)
+        recorder = Recorder(len(self.points.all), keep_call=self._probe is None)
         # Hooks do not run in compiled code.
         with nullcontext() if is_compiled(self.net) else self._hooks.attached(recorder):
             yield
@@ -182,7 +182,7 @@ class StabilityMonitor:
 
     def _run(self, inputs: Probe, autocast: dict[str, torch.dtype | None], samples: int | None) -> Norms | None:
         """Run the network on these inputs only to record it."""
-        recorder = Recorder(self.points.size, samples)
+        recorder = Recorder(len(self.points.all), samples)
         with leave_no_trace(self.root, autocast), self._hooks.attached(recorder, exclusive=True):
             inputs.call(self.root)
         return recorder.norms()

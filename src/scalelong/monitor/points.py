@@ -54,10 +54,6 @@ class Points:
         """The number of points with an oscillation: all but `joined`."""
         return len(MEASURES) * self.n + len(self.blocks)
 
-    @property
-    def size(self) -> int:
-        return self.features + self.n
-
     def start(self, measure: str) -> int:
         """Return the position of the first "skip", "backbone", "out", "blocks" or "joined" point."""
         return self.features if measure == "joined" else (*MEASURES, "blocks").index(measure) * self.n
@@ -105,8 +101,8 @@ def spec_of(root: nn.Module) -> Scaling:
 def coefficients_of(root: nn.Module, n: int) -> tuple[float, ...] | None:
     """Return κ_1 … κ_N of a network with `n` long skips, or None if they are learned."""
     scaler = scaling_of(root)
-    sites = () if scaler is None else scaler.sites
-    return spec_of(root).coefficients(len(sites) or n) if n else ()
+    count = n if scaler is None else len(scaler.sites) or n
+    return spec_of(root).coefficients(count) if n else ()
 
 
 def _blocks(root: nn.Module) -> list[str]:

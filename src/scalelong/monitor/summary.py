@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from scalelong._text import number
 from scalelong.monitor.alarms import Alarm
@@ -37,25 +36,24 @@ class Summary:
             "distance to the EMA": lookup(entry, "drift", "total"),
         }
         known = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
-        table = _table(self._skip_rows(entry) if points.n else self._block_rows(entry))
+        table = _table(self._rows(entry))
         lines = [title, *table, *([LEGEND] if points.n else []), *([known] if known else [])]
         return "\n".join([*lines, *(map(str, self.alarms) if self.alarms else ["no alarms"])])
 
     __repr__ = __str__
 
-    def _skip_rows(self, entry: Entry) -> list[list[Any]]:
-        rows: list[list[Any]] = [["i", "from", "to", "κ_i", "skip", "backbone", "ratio", "oscillation"]]
+    def _rows(self, entry: Entry) -> list[list[str | float | None]]:
+        if not self.points.n:
+            rows: list[list[str | float | None]] = [["block", "norm", "oscillation", "gradient norm"]]
+            for k, path in enumerate(self.points.blocks, start=1):
+                norm, gradient = lookup(entry, "probe", "blocks", k), lookup(entry, "grad", "blocks", k)
+                rows.append([path, norm, _oscillation(entry, "blocks", k), gradient])
+            return rows
+        rows = [["i", "from", "to", "κ_i", "skip", "backbone", "ratio", "oscillation"]]
         for i, site in enumerate(self.points.sites, start=1):
             norms = [lookup(entry, "probe", measure, i) for measure in ("skip", "backbone", "ratio")]
             kappa, oscillation = lookup(entry, "kappa", "mean", i), _oscillation(entry, "backbone", i)
             rows.append([str(i), site.source or "?", site.path, kappa, *norms, oscillation])
-        return rows
-
-    def _block_rows(self, entry: Entry) -> list[list[Any]]:
-        rows: list[list[Any]] = [["block", "norm", "oscillation", "gradient norm"]]
-        for k, path in enumerate(self.points.blocks, start=1):
-            norm, gradient = lookup(entry, "probe", "blocks", k), lookup(entry, "grad", "blocks", k)
-            rows.append([path, norm, _oscillation(entry, "blocks", k), gradient])
         return rows
 
 
@@ -86,16 +84,12 @@ def scalars(points: Points, entry: Entry) -> dict[str, float]:
 
 
 def _oscillation(entry: Entry, name: str, k: int) -> str:
-    probe, train = (_cell(lookup(entry, "oscillation", part, name, k)) for part in ("probe", "train"))
+    probe, train = (number(lookup(entry, "oscillation", part, name, k), 3) for part in ("probe", "train"))
     return f"{probe} ({train})"
 
 
-def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else number(value, 3)
-
-
-def _table(rows: list[list[Any]]) -> list[str]:
-    cells = [list(map(_cell, row)) for row in rows]
+def _table(rows: list[list[str | float | None]]) -> list[str]:
+    cells = [[value if isinstance(value, str) else number(value, 3) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return [lines[0], "  ".join("─" * w for w in widths), *lines[1:]]
+    cells.insert(1, ["─" * width for width in widths])
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
