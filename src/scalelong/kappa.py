@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,11 +144,14 @@ def estimate_kappa(
             raise invalid(name, "an integer >= 1", value)
     ratios = sample_ratios(images, process, samples, seed, latents, progress)
     mean, mean_alpha_bar = float(ratios.ratio.mean()), float(ratios.alpha_bar.mean())
-    choice = choose_kappa(mean, num_skips)
+    low, high, recommended, reason = choose_kappa(mean, num_skips)
     quantiles = torch.quantile(ratios.ratio, torch.tensor(LEVELS, dtype=torch.float64)).tolist()
     return KappaEstimate(
         num_skips=num_skips,
-        **choice._asdict(),
+        low=low,
+        high=high,
+        recommended=recommended,
+        reason=reason,
         mean_ratio=mean,
         ratio_of_means=1 / float(ratios.input_norm.mean()) if ratios.input_norm.any() else math.inf,
         share_below_5=float((ratios.ratio < UPPER).to(torch.float64).mean()),
@@ -170,21 +173,15 @@ def estimate_kappa(
     )
 
 
-class KappaChoice(NamedTuple):
-    low: float
-    high: float
-    recommended: float
-    reason: str
+def choose_kappa(mean_ratio: float, n: int) -> tuple[float, float, float, str]:
+    """Return (low, high, recommended, reason) of kappa for a mean ratio and N long skips.
 
-
-def choose_kappa(mean_ratio: float, n: int) -> KappaChoice:
-    """Choose kappa for a mean ratio and N long skips, so that Σκ² is the geometric mean of the mean ratio and the cap.
-
-    If that would scale the innermost skip below 0.01, kappa is raised as far as the range allows.
+    The recommended kappa puts Σκ² at the geometric mean of the mean ratio and the cap. If that would scale the
+    innermost skip below 0.01, kappa is raised as far as the range allows.
     """
     cap = min(UPPER, float(n))
     if n == 1:
-        return KappaChoice(1.0, 1.0, 1.0, "with one long skip, κ_1 = kappa^0 = 1 and CS changes nothing")
+        return 1.0, 1.0, 1.0, "with one long skip, κ_1 = kappa^0 = 1 and CS changes nothing"
     high = kappa_for_sum(cap, n)
     if mean_ratio > cap:
         limit = "the paper's bound of 5" if cap == UPPER else f"the largest sum of {n} long skips"
@@ -192,7 +189,7 @@ def choose_kappa(mean_ratio: float, n: int) -> KappaChoice:
             f"the mean ratio {mean_ratio:.3g} is above {limit} (Σκ² ≤ {cap:g}), so the range is empty and its upper "
             "end is recommended; such data are close to zero: check their scale before training"
         )
-        return KappaChoice(high, high, high, reason)
+        return high, high, high, reason
     low = kappa_for_sum(mean_ratio, n)
     middle = kappa_for_sum(math.sqrt(max(mean_ratio, 1.0) * cap), n)
     keeps_all = SMALLEST ** (1 / (n - 1))  # the kappa that scales the innermost skip by SMALLEST
@@ -209,7 +206,7 @@ def choose_kappa(mean_ratio: float, n: int) -> KappaChoice:
     else:
         any_kappa = "; any kappa reaches the mean ratio, because κ_1 = 1 alone gives Σκ² ≥ 1" if mean_ratio < 1 else ""
         reason = f"Σκ² = {cs_sum(recommended, n):.2f} is {between}{any_kappa}"
-    return KappaChoice(low, high, recommended, reason)
+    return low, high, recommended, reason
 
 
 def _data_notices(ratios: Ratios, latents: bool) -> tuple[Notice, ...]:

@@ -93,8 +93,11 @@ def test_a_norm_without_a_logarithm_has_no_jump(norm):
     assert jump == pytest.approx(1.0)
 
 
-def test_add_reports_whether_the_window_changed():
+def test_snapshots_without_jumps_push_older_jumps_out_of_the_window():
     window, row = Window(2), torch.ones(1)
-    said = [window.add(differences) for differences in (None, row, None, None, None, torch.full((1,), math.nan))]
-    assert said == [False, True, False, True, False, False]
+    counts = []
+    for differences in (None, row, None, None, None, torch.full((1,), math.nan)):
+        window.add(differences)
+        counts.append(len(window.rows))
+    assert counts == [0, 1, 1, 0, 0, 0]
     assert window.oscillation() is None

@@ -22,26 +22,17 @@ GENERAL = "a lower learning rate, a longer warm-up or tighter gradient clipping"
 
 @dataclass(frozen=True)
 class Limits:
-    """Thresholds of the alarms. All comparisons are within one window of snapshots.
+    """Thresholds of the alarms. All comparisons are within one window of snapshots."""
 
-    Args:
-        growth: Oscillation on the probe in the newer half of the window relative to the older half. The median jump
-            must grow as much, and the oscillation must exceed half of the next limit.
-        oscillation: Oscillation on the probe in the newer half of the window, whatever it was before.
-        spike: Robust standard deviations of log(gradient norm) or log(loss) above the median …
-        gradient_factor, loss_factor: … and multiple of the median.
-        ratio_growth: Skip-to-backbone ratio of the newest tenth of the window relative to the oldest tenth.
-        looks: Minimum number of snapshots (or jumps) on either side of a comparison. An oscillation or ratio alarm
-            that returns within this many snapshots counts as the same alarm.
-    """
-
-    growth: float = 3.0
-    oscillation: float = 0.1
-    spike: float = 6.0
-    gradient_factor: float = 5.0
+    growth: float = 3.0  # newer to older half: oscillation on the probe (if above half of the next limit), median jump
+    oscillation: float = 0.1  # on the probe in the newer half of the window, whatever it was before
+    spike: float = 6.0  # robust standard deviations of log(gradient norm) or log(loss) above the median …
+    gradient_factor: float = 5.0  # … and multiple of the median
     loss_factor: float = 2.0
-    ratio_growth: float = 4.0
-    looks: int = 10
+    ratio_growth: float = 4.0  # skip-to-backbone ratio of the newest tenth of the window to that of the oldest tenth
+    looks: int = (
+        10  # least snapshots (or jumps) per side of a comparison; an alarm that returns within them is one
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -218,7 +209,7 @@ def advice(kind: str, skip: int | None, coefficients: Sequence[float], kappa: fl
 def _remedy(coefficients: Sequence[float], kappa: float | None, start: int) -> str:
     """Propose CS with the recommended kappa if that lowers the sum from `start` on."""
     n, now = len(coefficients), sum_of_squares(coefficients, start)
-    recommended = choose_kappa(PAPER_MEAN, n).recommended
+    _, _, recommended, _ = choose_kappa(PAPER_MEAN, n)
     then = sum_of_squares(ConstantScaling(recommended).coefficients(n), start)
     text = f"the coefficients are already small, so {GENERAL} may help"
     if n > 1 and then < 0.9 * now:

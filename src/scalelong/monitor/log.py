@@ -42,10 +42,8 @@ class StabilityLog:
 def read_stability(path: Path | str) -> StabilityLog:
     """Read a stability.jsonl. Damaged lines, such as a partly written last one, are ignored."""
     header, entries = _read(Path(path))
-    if header is None:
-        raise RunError(f"{path} is not a stability log: it has no header line")
-    if header["format"] != FORMAT:
-        raise RunError(f"{path} must have format {FORMAT}, got {header['format']!r}; read it with another version")
+    if header is None or header["format"] != FORMAT:
+        raise RunError(f"{path} must be a stability log with a header line of format {FORMAT}, got {header!r:.80}")
     return StabilityLog(header, list(filter(_has_step, entries)))
 
 

@@ -20,7 +20,7 @@ from scalelong.monitor.log import FORMAT, Entry, LogWriter, lookup, rounded
 from scalelong.monitor.points import coefficients_of, find_points, spec_of
 from scalelong.monitor.probe import Inputs, Probe, as_probe, from_batch
 from scalelong.monitor.recorder import Hooks, Norms, ParameterNorms, Recorder
-from scalelong.monitor.snapshot import Buffer, Layout, Snapshot, Window, make_entry, window_entry
+from scalelong.monitor.snapshot import Buffer, Layout, Snapshot, Window, make_entry
 from scalelong.monitor.summary import Summary, scalars
 from scalelong.skips.application import unwrapped
 from scalelong.skips.sites import Site
@@ -105,16 +105,13 @@ class StabilityMonitor:
         self._before: Snapshot | None = None
         self._edges: tuple[float, ...] = ()
         self._members: list[list[int]] | None = None
-        self._oscillation: Entry = {}  # of the last entry
         self._step, self._begun = 0, False
 
     def step(self, step: int, batch: Inputs | None = None) -> AbstractContextManager[None]:
-        """Wrap the forward and backward pass of step `step`. Clipping and the optimizer come after the block.
+        """Wrap the forward and backward pass of a step, counted over the whole run. Clipping comes after the block.
 
-        Args:
-            step: Number of the step, counted over the whole run.
-            batch: Arguments of the training call, in the form of `probe`. Only a compiled network needs them: hooks do
-                not run in compiled code, so the monitor runs the network again, eagerly.
+        Only a compiled network needs `batch`, the arguments of the training call in the form of `probe`: hooks do not
+        run in compiled code, so the monitor runs the network again, eagerly.
         """
         self._step = step
         if not self.every or (step % self.every and (step + 1) % (2 * self.every)):
@@ -197,9 +194,10 @@ class StabilityMonitor:
         if self.scaler is not None:
             buffered = replace(buffered, bad_gradient=None)  # fp16 overflows now and then by design
         exact = make_entry(self._layout, snapshot, self._before, last, buffered, drift)
-        if self._window.add(self._layout.flatten(exact.get("jump"))) or not self._oscillation:
-            self._oscillation = rounded({"oscillation": window_entry(self._layout, self._window)})
-        entry: Entry = rounded(exact) | self._oscillation
+        self._window.add(self._layout.flatten(exact.get("jump")))
+        spreads = self._window.oscillation()
+        named = {} if spreads is None else self._layout.unflatten(spreads.tolist())
+        entry: Entry = rounded({**exact, "oscillation": {"jumps": len(self._window.rows), **named}})
         former = self._active_before()
         self._entries.append(entry)
         found = find(self._layout, self.limits, list(self._entries), self._window, self._edges)
@@ -219,9 +217,11 @@ class StabilityMonitor:
     def _begin(self, step: int) -> None:
         """Write the header, and read the window back from an existing file."""
         assert self._probe is not None
-        length = self._entries.maxlen or 1
+        length, sites = self._entries.maxlen or 1, enumerate(self.points.sites, start=1)
         header = {
-            "step": 0, "format": FORMAT, **self.points.to_dict(), "times": list(self._edges), "probe": self._probe.n,
+            "step": 0, "format": FORMAT, "network": self.points.network,
+            "skips": [{"i": i, "from": site.source, "to": site.path} for i, site in sites],
+            "blocks": list(self.points.blocks), "times": list(self._edges), "probe": self._probe.n,
             "every": self.every, "window": length, "scaling": spec_of(self.root).to_dict(),
         }  # fmt: skip
         for entry in self._writer.begin(header, step)[-length:]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from torch import nn
 
@@ -75,10 +74,6 @@ class Points:
         sites = enumerate(self.sites, start=1)
         found = (i for i, s in sites if module in (s.source, s.path) or s.path.startswith(f"{module}."))
         return next(found, None)
-
-    def to_dict(self) -> dict[str, Any]:
-        skips = [{"i": i, "from": s.source, "to": s.path} for i, s in enumerate(self.sites, start=1)]
-        return {"network": self.network, "skips": skips, "blocks": list(self.blocks)}
 
 
 def find_points(root: nn.Module, sites: Iterable[Site | str] | None = None) -> Points:

@@ -15,7 +15,6 @@ from scalelong.errors import InvalidValueError, invalid
 from scalelong.monitor.snapshot import which_bin
 
 Inputs = Sequence[Any] | Callable[[nn.Module], Any]
-_TIME_NAMES = ("timestep", "timesteps", "t", "time")
 
 
 def probe_size(batch: int) -> int:
@@ -78,7 +77,7 @@ def _from_call(args: tuple[Any, ...], kwargs: dict[str, Any], t: Any) -> Probe:
     if first is None or first.ndim == 0:
         raise InvalidValueError("probe must contain a batch; its first argument is the noisy input x_t, a tensor")
     n = first.shape[0]
-    candidates = [t, *(kwargs.get(name) for name in _TIME_NAMES), *args[1:2]]
+    candidates = [t, *(kwargs.get(name) for name in ("timestep", "timesteps", "t", "time")), *args[1:2]]
     value, times = next((value for value in candidates if value is not None), None), None
     if isinstance(value, (Tensor, int, float)) and not isinstance(value, bool):
         times = torch.as_tensor(value).detach().float().cpu()

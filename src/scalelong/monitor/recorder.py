@@ -36,20 +36,13 @@ def to_cpu(values: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Norms:
-    """The norms of one or more passes. The norm of a batch is the root mean square of its samples' norms.
+    """The norms of one or more passes. The norm of a batch is the root mean square of its samples' norms."""
 
-    total      one value per point; NaN if the point was not reached
-    squares    per point, the squared norm of each sample; only if the recorder knew the batch size
-    kappas     i → (mean, min, max) of a learned κ_i
-    n          number of samples
-    nonfinite  the first point, in the order of the pass, whose norm is not finite
-    """
-
-    total: list[float]
-    squares: list[list[float]] | None
-    kappas: dict[int, tuple[float, float, float]]
-    n: int
-    nonfinite: int | None
+    total: list[float]  # one value per point; NaN if the point was not reached
+    squares: list[list[float]] | None  # per point, the squared norm of each sample; only for a known batch size
+    kappas: dict[int, tuple[float, float, float]]  # i → (mean, min, max) of a learned κ_i
+    n: int  # number of samples
+    nonfinite: int | None  # the first point, in the order of the pass, whose norm is not finite
 
 
 class Recorder:
@@ -74,11 +67,11 @@ class Recorder:
             kind = first.device.type
             self.autocast[kind] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
-    def record_skip(self, join: _Join, point: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.record((point,), join.skip(args, kwargs))
+    def record_skip(self, join: _Join, point: int, *call: Any) -> None:
+        self.record((point,), join.skip(*call))
 
-    def record_join(self, join: _Join, points: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for point, x in zip(points, join.operands(args, kwargs), strict=True):
+    def record_join(self, join: _Join, points: tuple[int, int], *call: Any) -> None:
+        for point, x in zip(points, join.operands(*call), strict=True):
             self.record((point,), x)
 
     def record_output(self, points: tuple[int, ...], args: Any, output: Any) -> None:
@@ -95,12 +88,12 @@ class Recorder:
             return
         known = self.known.get(id(x))
         if known is not None and known[0]() is x and known[1] == x._version:
-            self.recorded.append((points, known[2]))
-            return
-        norm = self._norm(x.detach())
+            norm = known[2]
+        else:
+            norm = self._norm(x.detach())
+            if not x.is_inference():  # inference tensors have no version counter
+                self.known[id(x)] = (weakref.ref(x), x._version, norm)
         self.recorded.append((points, norm))
-        if not x.is_inference():  # inference tensors have no version counter
-            self.known[id(x)] = (weakref.ref(x), x._version, norm)
 
     def _norm(self, x: Tensor) -> Tensor:
         n = self.samples
@@ -250,25 +243,23 @@ class _Join:
         value, item = self.argument.get(args, kwargs), self.site.item
         if item is not None and isinstance(value, (tuple, list)):
             value = value[item] if -len(value) <= item < len(value) else None
-        if not isinstance(value, Tensor):
-            return None
-        return self._split(value)[1] if self.site.trailing else value
+        if self.site.trailing:
+            return self._split(value)[1]
+        return value if isinstance(value, Tensor) else None
 
     def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
         """Return (backbone, skip) from the consumer's call: two arguments, or one concatenated tensor."""
         if self.site.trailing:
-            value = self.argument.get(args, kwargs)
-            return self._split(value) if isinstance(value, Tensor) else (None, None)
+            return self._split(self.argument.get(args, kwargs))
         if self.site.carrier is not None:
-            whole = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
-            return (None, None) if whole is None else self._split(whole)
+            return self._split(next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None))
         others = [a for k, a in enumerate(args) if k != self.argument.position]
         others += [a for name, a in kwargs.items() if name != self.argument.name]
         return next((a for a in others if isinstance(a, Tensor)), None), self.skip(args, kwargs)
 
-    def _split(self, whole: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _split(self, whole: Any) -> tuple[Tensor | None, Tensor | None]:
         channels, dim = self.site.channels, self.site.dim
-        if channels is None or whole.shape[dim] <= channels:
+        if not isinstance(whole, Tensor) or channels is None or whole.shape[dim] <= channels:
             return None, None
         return split_trailing(whole, channels, dim)
 
@@ -300,8 +291,7 @@ class ParameterNorms:
         if not held:
             return None
         dense = [grad.coalesce().values() if grad.is_sparse else grad for _, grad in held]
-        found = self._by_block([k for k, _ in held], _norms(dense))
-        return BlockNorms(found.total / scale, [norm / scale for norm in found.blocks], found.nonfinite)
+        return self._by_block([k for k, _ in held], [norm / scale for norm in _norms(dense)])
 
     @torch.no_grad()
     def drift(self, ema: list[Tensor]) -> BlockNorms:
@@ -339,7 +329,5 @@ class ParameterNorms:
 
 
 def _norms(tensors: Sequence[Tensor]) -> list[float]:
-    """Return one norm per tensor, with few kernels and a single synchronization."""
-    if len({(t.device, t.dtype) for t in tensors}) == 1:
-        return to_cpu(torch._foreach_norm(list(tensors))).tolist()
-    return to_cpu([torch.linalg.vector_norm(t) for t in tensors]).tolist()
+    """Return one norm per tensor, with few kernels (foreach falls back to one each) and one synchronization."""
+    return to_cpu(torch._foreach_norm(list(tensors))).tolist()

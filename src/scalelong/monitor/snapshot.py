@@ -55,16 +55,13 @@ class Window:
     def rows(self) -> list[Tensor]:
         return [row for row in self._rows if row is not None]
 
-    def add(self, differences: Tensor | None) -> bool:
-        """Add the jumps of a snapshot. Returns whether the window's content changed."""
-        new = None if differences is None or bool(differences.isnan().all()) else differences
-        dropped = self._rows[0] if len(self._rows) == self._rows.maxlen else None
-        self._rows.append(new)
-        return new is not None or dropped is not None
+    def add(self, differences: Tensor | None) -> None:
+        """Add the jumps of a snapshot."""
+        self._rows.append(None if differences is None or bool(differences.isnan().all()) else differences)
 
     def oscillation(self) -> Tensor | None:
-        """Return the oscillation of every point over the window."""
-        return spread(torch.stack(self.rows)) if self.rows else None
+        """Return the oscillation of every point over the window, or None for fewer than two jumps."""
+        return spread(torch.stack(self.rows)) if len(self.rows) >= 2 else None
 
     def halves(self, least: int) -> tuple[Tensor, Tensor] | None:
         """Return the jumps of the older and the newer half, or None until each half has `least` of them."""
@@ -241,12 +238,6 @@ def make_entry(
         entry["jump"] = layout.unflatten(jumps(layout.vector(now), layout.vector(before)))
     entry["nonfinite"] = _nonfinite(points, now, buffered)
     return {key: value for key, value in entry.items() if value is not None}
-
-
-def window_entry(layout: Layout, window: Window) -> Entry:
-    """Return the oscillations over the window as named lists, and the number of jumps."""
-    spreads, count = window.oscillation(), len(window.rows)
-    return {"jumps": count} | (layout.unflatten(spreads.tolist()) if spreads is not None and count >= 2 else {})
 
 
 def _gradient_part(now: Snapshot, before: Snapshot | None, last: int, buffered: Buffered) -> Entry | None:
