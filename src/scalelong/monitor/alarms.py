@@ -30,9 +30,7 @@ class Limits:
     gradient_factor: float = 5.0  # … and multiple of the median
     loss_factor: float = 2.0
     ratio_growth: float = 4.0  # skip-to-backbone ratio of the newest tenth of the window to that of the oldest tenth
-    looks: int = (
-        10  # least snapshots (or jumps) per side of a comparison; an alarm that returns within them is one
-    )
+    looks: int = 10  # least snapshots (or jumps) per side of a comparison; an alarm that returns within them is one
 
     def __post_init__(self) -> None:
         for f in fields(self):
