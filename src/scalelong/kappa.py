@@ -20,7 +20,6 @@ from scalelong.scaling.specs import SMALLEST, UPPER, Notice
 
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)  # quantiles of the ratio
 PIXEL_BINS = 64
-CHUNK_VALUES = 1 << 22  # pixels converted to float at a time
 
 ProcessLike = str | Process | Sequence[float] | Tensor
 Progress = Callable[[Iterable[int], str], Iterable[int]]  # such as scalelong.progress.track
@@ -275,7 +274,7 @@ def _energies(
     images: Any, chosen: Tensor, m: int, latents: bool, progress: Progress | None
 ) -> tuple[Tensor, Histogram, float, float]:
     """Return ‖x_0‖² of the chosen images, the histogram of their pixels, and the smallest and largest pixel."""
-    step = max(1, CHUNK_VALUES // m)
+    step = max(1, (1 << 22) // m)  # images converted to float at a time: about 4 million pixels
     energies: list[Tensor] = []
     counts = torch.zeros(PIXEL_BINS + 2, dtype=torch.long)
     smallest, largest, starts = math.inf, -math.inf, range(0, len(chosen), step)

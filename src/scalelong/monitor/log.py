@@ -30,7 +30,7 @@ class StabilityLog:
 
         i counts long skips from 1 (outermost). For lists over blocks, use `header["blocks"].index(…) + 1`.
         """
-        keys = path if i is None else (*path, i)
+        keys: tuple[str | int, ...] = path if i is None else (*path, i)
         return [entry["step"] for entry in self.entries], [lookup(entry, *keys) for entry in self.entries]
 
     def alarms(self) -> list[Entry]:

@@ -148,8 +148,7 @@ class StabilityMonitor:
     @contextmanager
     def _recording(self, step: int, batch: Inputs | None) -> Iterator[None]:
         recorder = Recorder(len(self.points.all), keep_call=self._probe is None)
-        # Hooks do not run in compiled code.
-        with nullcontext() if is_compiled(self.net) else self._hooks.attached(recorder):
+        with nullcontext() if is_compiled(self.net) else self._hooks.attached(recorder):  # compiled code runs no hooks
             yield
             self._take_snapshot(step, batch, recorder)
 

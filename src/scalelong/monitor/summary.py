@@ -36,7 +36,10 @@ class Summary:
             "distance to the EMA": lookup(entry, "drift", "total"),
         }
         known = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
-        table = _table(self._rows(entry))
+        cells = [[value if isinstance(value, str) else number(value, 3) for value in row] for row in self._rows(entry)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        cells.insert(1, ["─" * width for width in widths])
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         lines = [title, *table, *([LEGEND] if points.n else []), *([known] if known else [])]
         return "\n".join([*lines, *(map(str, self.alarms) if self.alarms else ["no alarms"])])
 
@@ -86,10 +89,3 @@ def scalars(points: Points, entry: Entry) -> dict[str, float]:
 def _oscillation(entry: Entry, name: str, k: int) -> str:
     probe, train = (number(lookup(entry, "oscillation", part, name, k), 3) for part in ("probe", "train"))
     return f"{probe} ({train})"
-
-
-def _table(rows: list[list[str | float | None]]) -> list[str]:
-    cells = [[value if isinstance(value, str) else number(value, 3) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["─" * width for width in widths])
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
