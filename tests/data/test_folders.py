@@ -57,7 +57,7 @@ def test_an_empty_folder_is_an_error_with_the_supported_files(tmp_path: Path):
 
 def test_images_beside_and_inside_subfolders_are_rejected(class_folder: Path):
     picture(5).save(class_folder / "loose.png")
-    fails(r"loose\.png, cat/0\.png", class_folder)
+    fails(r"loose\.png.*cat/0\.png", class_folder)
 
 
 def test_mixed_sizes_are_an_error_with_the_file_and_the_remedy(flat_folder: Path):
@@ -126,7 +126,7 @@ class TestCaptions:
         captions = load(flat_folder).captions
         assert captions[1] == "one"
         assert captions.of(1) == ["one", "two", "three"]
-        assert captions.total == 6
+        assert sum(len(captions.of(image)) for image in range(len(captions))) == 6
         assert captions[-1] == "only"
         with pytest.raises(IndexError):
             captions[4]

@@ -15,8 +15,8 @@ from pyarrow import parquet
 
 from scalelong.data import load
 from scalelong.data.hub import read_hub
-from scalelong.data.records import BadExampleError, Options, SourceUnavailableError
-from scalelong.errors import DataError, UnknownNameError
+from scalelong.data.records import BadExampleError, Options
+from scalelong.errors import DataError, SourceUnavailableError, UnknownNameError
 
 COUNT = 6
 

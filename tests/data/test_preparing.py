@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pictures import picture
 
-from scalelong.data import ImageData, load, prepared, writer
+from scalelong.data import ImageData, load, prepared
 from scalelong.data import cache as cache_module
 from scalelong.errors import DataError
 
@@ -187,7 +187,7 @@ def test_old_leftovers_are_removed(flat_folder: Path):
 
 def test_a_disk_that_is_too_small_is_an_error_before_writing(rows: Path, monkeypatch: pytest.MonkeyPatch):
     free = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda path: free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     with pytest.raises(DataError, match=r"20,000 images.*SCALELONG_CACHE"):
         load(rows)
 

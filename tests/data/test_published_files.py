@@ -19,8 +19,8 @@ from sklearn.datasets import load_digits
 from scalelong.data import CATALOG, load, prepare, spec_of
 from scalelong.data import published as files
 from scalelong.data.images import read_image
-from scalelong.data.records import BadExampleError, Example, Options, Reading, SourceUnavailableError
-from scalelong.errors import DataError, InvalidValueError
+from scalelong.data.records import BadExampleError, Example, Options, Reading
+from scalelong.errors import DataError, InvalidValueError, SourceUnavailableError
 
 
 def examples(reading: Reading, count: int | None = None, options: Options | None = None) -> list[Example]:

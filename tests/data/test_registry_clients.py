@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from scalelong.data import registries
-from scalelong.data.records import SourceUnavailableError
 from scalelong.data.registries import Package
-from scalelong.errors import DataError
+from scalelong.errors import DataError, SourceUnavailableError
 from scalelong.files import sha256
 
 

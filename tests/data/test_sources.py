@@ -16,9 +16,9 @@ from pictures import picture
 from scalelong.data import CATALOG, catalog, load
 from scalelong.data.catalog import DatasetSpec, HubSet
 from scalelong.data.images import read_image
-from scalelong.data.records import Example, Options, Reading, SourceUnavailableError
+from scalelong.data.records import Example, Options, Reading
 from scalelong.data.registries import Package
-from scalelong.errors import DataError, InvalidValueError
+from scalelong.errors import DataError, InvalidValueError, SourceUnavailableError
 
 PIXELS = np.zeros((4, 4, 3), np.uint8)
 

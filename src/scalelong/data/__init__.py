@@ -2,9 +2,18 @@
 
 from scalelong.data.catalog import CATALOG, DatasetSpec, spec_of
 from scalelong.data.dataset import Captions, ImageData
-from scalelong.data.latents import LatentData, decode_latents, encode_latents, load_vae
+from scalelong.data.encoders import (
+    LatentData,
+    TextEncoder,
+    TokenData,
+    decode_latents,
+    encode_latents,
+    encode_prompts,
+    encode_text,
+    load_text_encoder,
+    load_vae,
+)
 from scalelong.data.prepare import load, prepared
-from scalelong.data.text import TextEncoder, TokenData, encode_prompts, encode_text, load_text_encoder
 
 __all__ = [
     "CATALOG", "Captions", "DatasetSpec", "ImageData", "LatentData", "TextEncoder", "TokenData", "decode_latents",

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from scalelong.errors import DataError, ScaleLongError, one_line
-from scalelong.files import atomic_folder
+from scalelong.files import atomic_folder, read_json
 
 MANIFEST = "manifest.json"  # written last: a folder that has it is complete
 STALE = 24 * 3600  # seconds after which the leftovers of a killed process are removed
@@ -28,21 +28,17 @@ STALE = 24 * 3600  # seconds after which the leftovers of a killed process are r
 
 def build_once(folder: Path, write: Callable[[Path], None], *, force: bool = False) -> None:
     """Fill `folder` with `write` unless it exists. With `force`, write it again and replace it at the end."""
-    if is_built(folder) and not force:
+    manifest = folder / MANIFEST
+    if manifest.is_file() and not force:
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder):
-            if force or not is_built(folder):
+            if force or not manifest.is_file():
                 _build(folder, write)
     except OSError as error:
         path = f"{error.filename}: " if error.filename else ""
         raise DataError(f"could not write {folder} ({path}{error.strerror or error})") from error
-
-
-def is_built(folder: Path) -> bool:
-    """Whether a folder is complete."""
-    return (folder / MANIFEST).is_file()
 
 
 def _lock(folder: Path) -> AbstractContextManager[Any]:
@@ -72,18 +68,18 @@ def _build(folder: Path, write: Callable[[Path], None]) -> None:
                 with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as trash:
                     os.rename(folder, Path(trash, "old"))
     except (ScaleLongError, OSError):
-        if replaced or not is_built(folder):  # otherwise another process was faster
+        if replaced or not (folder / MANIFEST).is_file():  # otherwise another process was faster
             raise
 
 
-class NpyWriter:
+class NpyWriter(AbstractContextManager["NpyWriter"]):
     """A .npy file that grows row by row and is hashed on the way. Its header is completed at the end."""
 
     def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
         self.dtype, self.count = np.dtype(dtype), 0
         self._row: tuple[int, ...] = ()  # the shape of a row, from the first ones
         self._file = open(path, "wb")  # noqa: SIM115 - open until __exit__
-        self._digest = hashlib.sha256()
+        self.digest = hashlib.sha256()  # of the array's bytes, without the header
 
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Add rows of shape (k, *row)."""
@@ -93,13 +89,8 @@ class NpyWriter:
             self._write_header()
         assert data.shape[1:] == self._row
         self._file.write(data.data)
-        self._digest.update(data.data)
+        self.digest.update(data.data)
         self.count += len(data)
-
-    @property
-    def sha256(self) -> str:
-        """The hash of the array's bytes, without the header."""
-        return self._digest.hexdigest()
 
     def _write_header(self) -> None:
         # NumPy pads headers so that the first axis may grow without changing the header's length.
@@ -107,9 +98,6 @@ class NpyWriter:
         descr = np.lib.format.dtype_to_descr(self.dtype)
         header = {"descr": descr, "fortran_order": False, "shape": (self.count, *self._row)}
         np.lib.format.write_array_header_1_0(self._file, header)
-
-    def __enter__(self) -> NpyWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         with self._file:
@@ -121,7 +109,7 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> str:
     """Write a one-dimensional array as .npy and return the hash of its bytes."""
     with NpyWriter(path, array.dtype) as file:
         file.append(array)
-    return file.sha256
+    return file.digest.hexdigest()
 
 
 def open_npy(path: Path, mode: Literal["r", "c"] | None = "r") -> npt.NDArray[Any]:
@@ -135,37 +123,21 @@ def open_npy(path: Path, mode: Literal["r", "c"] | None = "r") -> npt.NDArray[An
 
 def open_array(folder: Path, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Memory-map folder/name.npy, which must have this dtype and shape and its full length."""
-    # Copy-on-write: torch asks for writable memory, but nothing writes to it. Empty arrays cannot be mapped.
-    array = _map(folder, name, None if 0 in shape else "c")
-    if array.dtype != np.dtype(dtype) or array.shape != shape:
-        raise damaged(
-            folder, f"{name}.npy must be {np.dtype(dtype)} of shape {shape}, got {array.dtype} of shape {array.shape}"
-        )
-    return array
-
-
-def _map(folder: Path, name: str, mode: Literal["r", "c"] | None) -> npt.NDArray[Any]:
-    try:
-        return open_npy(folder / f"{name}.npy", mode)
+    try:  # copy-on-write: torch asks for writable memory, but nothing writes to it; empty arrays cannot be mapped
+        array = open_npy(folder / f"{name}.npy", None if 0 in shape else "c")
     except Exception as error:  # NumPy raises many kinds of errors for a damaged header
         raise damaged(folder, f"{name}.npy cannot be opened ({one_line(error)})") from None
-
-
-def array_sha256(folder: Path, name: str) -> str:
-    """Return the SHA-256 of the bytes of array folder/name.npy, which is mapped, not loaded."""
-    return hashlib.sha256(np.ascontiguousarray(_map(folder, name, "r")).data).hexdigest()
+    if array.dtype != np.dtype(dtype) or array.shape != shape:
+        expected, got = f"{np.dtype(dtype)} of shape {shape}", f"{array.dtype} of shape {array.shape}"
+        raise damaged(folder, f"{name}.npy must be {expected}, got {got}")
+    return array
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a complete folder."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{folder} is not prepared data: cannot read {MANIFEST} ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise damaged(folder, f"{MANIFEST} is not JSON") from None
-    if not isinstance(manifest, dict):
-        raise damaged(folder, f"{MANIFEST} is not a JSON object")
+    manifest = read_json(folder / MANIFEST)
+    if manifest is None:
+        raise damaged(folder, f"{MANIFEST} is missing or is not a JSON object")
     return manifest
 
 

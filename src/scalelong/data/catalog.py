@@ -15,11 +15,10 @@ from pathlib import Path
 
 from scalelong.data import published
 from scalelong.data.hub import hub_is_offline, is_saved_dataset, read_hub
-from scalelong.data.records import Decode, Options, Reading, SourceUnavailableError, choose_split, printable
+from scalelong.data.records import Decode, Options, Reading, choose_split
 from scalelong.data.registries import Package, is_archive, unpacked
-from scalelong.errors import DataError, MissingExtraError, invalid, unknown
+from scalelong.errors import DataError, MissingExtraError, SourceUnavailableError, invalid, printable, unknown
 
-Read = Callable[[list[Path], str], Reading]  # (folders, split)
 SOURCES = ("hub", "registries")
 
 
@@ -44,7 +43,7 @@ class DatasetSpec:
     image_size: int
     channels: int
     counts: dict[str, tuple[int, ...]]  # images per split; several where editions differ
-    read: Read | None = None  # of the published files
+    read: Callable[[list[Path], str], Reading] | None = None  # (folders, split) of the published files
     embedded: str = ""  # the Python package that carries the data, which is then the only source
     hub: HubSet | None = None
     packages: tuple[Package, ...] = ()  # which together carry the published files
@@ -81,7 +80,13 @@ class DatasetSpec:
             return self._read([], split, self.embedded)
         source = source or local_copy(self.name) or source_variable()
         if source is not None and source not in SOURCES:
-            return self._open_local(Path(source).expanduser(), split, options, stack)
+            local = Path(source).expanduser()
+            title = f"local copy {printable(str(local))}"
+            if not (local.is_dir() or (local.is_file() and is_archive(local))):
+                raise DataError(f"the local copy of {self.name} must be a folder or an archive, got {local}")
+            if self.hub is not None and local.is_dir() and is_saved_dataset(local):
+                return self._open_hub(self.hub, str(local), split, options, title)
+            return self._read([unpacked(local, stack)], split, title)
         downloads = [(kind, title) for kind, title in self._downloads().items() if source in (None, kind)]
         if all(package.ready for package in self.packages):
             downloads.reverse()
@@ -90,15 +95,16 @@ class DatasetSpec:
             if failures:
                 print(f"{self.name}: {failures[-1]} is not available; trying {title}", file=sys.stderr, flush=True)
             try:
-                if kind == "hub":
-                    return self._open_hub(title.removeprefix("hf:"), split, options, title)
-                return self._read([package.folder() for package in self.packages], split, title)
+                if kind == "registries" or self.hub is None:
+                    return self._read([package.folder() for package in self.packages], split, title)
+                if hub_is_offline():
+                    raise SourceUnavailableError("HF_HUB_OFFLINE is set")
+                return self._open_hub(self.hub, self.hub.repository, split, options, title)
             except (SourceUnavailableError, MissingExtraError) as error:
                 failures.append(f"{title} ({error})")
-        raise SourceUnavailableError(
-            f"no source of {self.name} is available: {'; '.join(failures) or 'none to try'}. To read a local copy of "
-            f"the published files, pass --source PATH or put it at $SCALELONG_DATA/{self.name}"
-        )
+        tried = "; ".join(failures) or "none to try"
+        hint = f"To read a local copy, pass --source PATH or put it at $SCALELONG_DATA/{self.name}"
+        raise SourceUnavailableError(f"no source of {self.name} is available: {tried}. {hint}")
 
     def _downloads(self) -> dict[str, str]:
         """Return the titles of the sources that need a network."""
@@ -108,24 +114,12 @@ class DatasetSpec:
             titles["registries"] = self.packages[0].title + more
         return titles
 
-    def _open_local(self, folder: Path, split: str, options: Options, stack: ExitStack) -> Reading:
-        title = f"local copy {printable(str(folder))}"
-        if not (folder.is_dir() or (folder.is_file() and is_archive(folder))):
-            raise DataError(f"the local copy of {self.name} must be a folder or an archive, got {folder}")
-        if self.hub is not None and folder.is_dir() and is_saved_dataset(folder):
-            return self._open_hub(str(folder), split, options, title)
-        return self._read([unpacked(folder, stack)], split, title)
-
     def _read(self, folders: list[Path], split: str, title: str) -> Reading:
         if self.read is None:
             raise DataError(f"a local copy of {self.name} must be the hub's dataset saved to disk, got {folders[0]}")
         return replace(self.read(folders, split), source=title)
 
-    def _open_hub(self, name: str, split: str, options: Options, title: str) -> Reading:
-        hub = self.hub
-        assert hub is not None
-        if title.startswith("hf:") and hub_is_offline():
-            raise SourceUnavailableError("HF_HUB_OFFLINE is set")
+    def _open_hub(self, hub: HubSet, name: str, split: str, options: Options, title: str) -> Reading:
         options = replace(options, image_column=hub.image, label_column=hub.label, caption_column=hub.caption)
         reading = read_hub(name, split, options, title, hub.group)
         count = len(reading.class_names or ())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scalelong.data.cache import array_sha256, damaged, open_array, read_manifest
+from scalelong.data.cache import damaged, open_array, read_manifest
 from scalelong.errors import DataError
 
 FORMAT = 1  # of the prepared folder
@@ -29,7 +31,8 @@ class ImageData:
         self.split: str = self.manifest["split"]
         self.fingerprint: str = self.manifest["fingerprint"]  # a hash of images, labels and captions
         count, height, width, channels = self.manifest["shape"]
-        stored = open_array(self.folder, "images", np.uint8, (count, channels, height, width))
+        self._arrays: dict[str, npt.NDArray[Any]] = {}  # by file name
+        stored = self._open("images", np.uint8, (count, channels, height, width))
         self._pixels = torch.from_numpy(stored).flatten(1)  # (n, c·h·w)
         self.images: npt.NDArray[np.uint8] = stored.transpose(0, 2, 3, 1)  # (n, h, w, c)
         self.image_size: int = height
@@ -37,8 +40,12 @@ class ImageData:
         names = self.manifest["class_names"]
         self.class_names: tuple[str, ...] | None = None if names is None else tuple(names)
         self.num_classes = None if names is None else len(names)
-        self.labels: npt.NDArray[np.int64] | None = self._open_labels()
-        self.captions: Captions | None = self._open_captions()
+        self.labels: npt.NDArray[np.int64] | None = None
+        if names is not None:
+            self.labels = self._open("labels", np.int64, (count,))
+            if self.labels.min() < 0 or self.labels.max() >= len(names):
+                raise damaged(self.folder, f"labels must be in 0…{len(names) - 1}")
+        self.captions: Captions | None = self._open_captions() if "captions" in self.manifest["hashes"] else None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -70,24 +77,18 @@ class ImageData:
 
     def verify(self) -> None:
         """Compare every array with its hash in the manifest."""
-        for name, expected in self.manifest["hashes"].items():
-            if array_sha256(self.folder, name) != expected:
+        for name, array in self._arrays.items():
+            if hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() != self.manifest["hashes"].get(name):
                 raise damaged(self.folder, f"{name}.npy does not match its hash in the manifest")
 
-    def _open_labels(self) -> npt.NDArray[np.int64] | None:
-        if self.class_names is None:
-            return None
-        labels = open_array(self.folder, "labels", np.int64, (len(self),))
-        if labels.min() < 0 or labels.max() >= len(self.class_names):
-            raise damaged(self.folder, f"labels must be in 0…{len(self.class_names) - 1}")
-        return labels
+    def _open(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        self._arrays[name] = open_array(self.folder, name, dtype, shape)
+        return self._arrays[name]
 
-    def _open_captions(self) -> Captions | None:
-        if "captions" not in self.manifest["hashes"]:
-            return None
-        starts = open_array(self.folder, "caption_starts", np.int64, (len(self) + 1,))
-        offsets = open_array(self.folder, "caption_offsets", np.int64, (int(starts[-1]) + 1,))
-        text = open_array(self.folder, "captions", np.uint8, (int(offsets[-1]),))
+    def _open_captions(self) -> Captions:
+        starts = self._open("caption_starts", np.int64, (len(self) + 1,))
+        offsets = self._open("caption_offsets", np.int64, (int(starts[-1]) + 1,))
+        text = self._open("captions", np.uint8, (int(offsets[-1]),))
         if starts[0] != 0 or offsets[0] != 0 or np.any(np.diff(starts) < 1) or np.any(np.diff(offsets) < 1):
             raise damaged(self.folder, "caption offsets are not increasing")
         return Captions(text, offsets, starts)
@@ -99,43 +100,29 @@ class Captions:
     def __init__(self, text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]):
         self._text = text  # the UTF-8 bytes of all captions
         self._offsets = offsets  # (m + 1,): caption j is bytes offsets[j]:offsets[j + 1]
-        self.starts = starts  # (n + 1,): image i has captions starts[i]:starts[i + 1]
+        self._starts = starts  # (n + 1,): image i has captions starts[i]:starts[i + 1]
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self._starts) - 1
 
     def __getitem__(self, index: int) -> str:
-        return self.caption(int(self.starts[range(len(self))[index]]))
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
-
-    @property
-    def total(self) -> int:
-        """The number of captions of all images."""
-        return len(self._offsets) - 1
-
-    def caption(self, number: int) -> str:
-        """Return caption `number` of `total`."""
-        return bytes(self._text[self._offsets[number] : self._offsets[number + 1]]).decode("utf-8", "replace")
+        return self.of(range(len(self))[index])[0]
 
     def of(self, index: int) -> list[str]:
         """Return all captions of image `index`."""
-        return [self.caption(number) for number in range(self.starts[index], self.starts[index + 1])]
+        bounds = self._offsets[self._starts[index] : self._starts[index + 1] + 1].tolist()
+        return [bytes(self._text[start:end]).decode("utf-8", "replace") for start, end in pairwise(bounds)]
 
 
 def as_indices(indices: Indices) -> Tensor:
     """Convert indices to an int64 tensor on the CPU."""
-    if isinstance(indices, Tensor):
-        return indices.to("cpu", torch.int64)
-    return torch.from_numpy(np.asarray(indices, dtype=np.int64))
+    return torch.as_tensor(indices, dtype=torch.int64, device="cpu")
 
 
 def image_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of prepared images and check the types of what its readers need."""
     manifest = read_manifest(folder)
-    if manifest.get("format") != FORMAT:
-        found = manifest.get("format")
+    if (found := manifest.get("format")) != FORMAT:
         raise DataError(f"{folder} has format {found!r}, expected {FORMAT}; prepare it again (--force)")
     shape, names = manifest.get("shape"), manifest.get("class_names", 0)
     valid = [

@@ -5,24 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalelong.data.records import (
-    SPLITS,
-    Example,
-    Options,
-    Part,
-    Reading,
-    SourceUnavailableError,
-    canonical_split,
-    choose_split,
-    number_classes,
-)
-from scalelong.errors import DataError, one_line, require, unknown
+from scalelong.data.records import SPLITS, Example, Options, Reading, canonical_split, choose_split, number_classes
+from scalelong.errors import DataError, SourceUnavailableError, one_line, require, unknown
 
 LABELS = ("label", "labels", "fine_label", "class")
 CAPTIONS = ("captions", "caption", "text", "sentences")
@@ -46,13 +36,16 @@ def read_hub(name: str, split: str, options: Options, source: str, group: str | 
     """Read one split of a dataset. Consecutive rows with the same value in column `group` are captions of one image."""
     datasets = require("datasets", "datasets", "Hugging Face datasets")
     local = Path(name).expanduser().is_dir()
-    rows, part = _open(name, split, options)
+    with _library_errors(name):
+        splits = _splits(name, options)
+        part = choose_split(split, splits, options.holdout, name if local else f"hf:{name}")
+        rows = splits[part.split]()
     features = rows.features
     if features is None:
         raise DataError(f"{source} does not state its columns")
-    image = _column(features, options.image_column, _is_image, source, "image")
-    label = _column(features, options.label_column, _is_label, source, "label")
-    caption = _column(features, options.caption_column, lambda name, _: name in CAPTIONS, source, "caption")
+    image = _column(features, options.image_column, source, "image", "Image")
+    label = _column(features, options.label_column, source, "label", "ClassLabel", LABELS)
+    caption = _column(features, options.caption_column, source, "caption", names=CAPTIONS)
     if image is None:
         raise DataError(f"{source} has no column of images; its columns are {', '.join(features)}")
     class_names: tuple[str, ...] | None = None
@@ -80,29 +73,27 @@ def read_hub(name: str, split: str, options: Options, source: str, group: str | 
     return Reading(examples(), total, class_names, caption is not None, source=source)
 
 
-def _open(name: str, split: str, options: Options) -> tuple[Any, Part]:
-    """Open a split's rows: from the hub, from `save_to_disk`, or from tables."""
+def _splits(name: str, options: Options) -> dict[str, Callable[[], Any]]:
+    """Return a call for the rows of each split: from the hub, from `save_to_disk`, or from tables."""
     import datasets
 
     folder = Path(name).expanduser()
     if not folder.is_dir() and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise DataError(f"{name!r} is neither a folder nor the name of a Hugging Face dataset (owner/name)")
-    with _library_errors(name):
-        splits: dict[str, Callable[[], Any]] = {}
-        if not folder.is_dir():
-            for each in datasets.get_dataset_split_names(name, options.config):
-                splits[canonical_split(each)] = partial(datasets.load_dataset, name, options.config, split=each)
-        elif (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            saved = datasets.load_from_disk(str(folder))
-            parts = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-            splits = {canonical_split(each): partial(parts.get, each) for each in parts}
-        else:
-            for each, files in _tables(folder).items():
-                # Naming the builder and listing the files keeps scripts and settings in the folder out of it.
-                builder, listed = files[0].suffix[1:], {"train": [str(file) for file in files]}
-                splits[each] = partial(datasets.load_dataset, builder, data_files=listed, split="train", streaming=True)
-        part = choose_split(split, splits, options.holdout, name if folder.is_dir() else f"hf:{name}")
-        return splits[part.split](), part
+    splits: dict[str, Callable[[], Any]] = {}
+    if not folder.is_dir():
+        for each in datasets.get_dataset_split_names(name, options.config):
+            splits[canonical_split(each)] = partial(datasets.load_dataset, name, options.config, split=each)
+    elif (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        saved = datasets.load_from_disk(str(folder))
+        parts = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+        splits = {canonical_split(each): partial(parts.get, each) for each in parts}
+    else:
+        for each, files in _tables(folder).items():
+            # Naming the builder and listing the files keeps scripts and settings in the folder out of it.
+            builder, listed = files[0].suffix[1:], {"train": [str(file) for file in files]}
+            splits[each] = partial(datasets.load_dataset, builder, data_files=listed, split="train", streaming=True)
+    return splits
 
 
 @contextmanager
@@ -130,19 +121,17 @@ def _tables(folder: Path) -> dict[str, list[Path]]:
     return splits or {"train": files}
 
 
-def _column(features: Any, name: str | None, suits: Callable[[str, Any], bool], source: str, kind: str) -> str | None:
-    """Return the named column, or else the first one that suits."""
-    if name is not None and name not in features:
-        raise unknown(f"{kind} column of {source}", name, features)
-    return name or next((column for column, feature in features.items() if suits(column, feature)), None)
-
-
-def _is_image(name: str, feature: Any) -> bool:
-    return type(feature).__name__ == "Image" or (isinstance(feature, dict) and "bytes" in feature)
-
-
-def _is_label(name: str, feature: Any) -> bool:
-    return type(feature).__name__ == "ClassLabel" or name in LABELS
+def _column(
+    features: Any, chosen: str | None, source: str, role: str, kind: str = "", names: Sequence[str] = ()
+) -> str | None:
+    """Return the chosen column, or else the first one of this kind of feature or with one of these names."""
+    if chosen is not None and chosen not in features:
+        raise unknown(f"{role} column of {source}", chosen, features)
+    for name, feature in features.items() if chosen is None else ():
+        encoded = isinstance(feature, dict) and "bytes" in feature  # an image in a table
+        if name in names or kind == ("Image" if encoded else type(feature).__name__):
+            return str(name)
+    return chosen
 
 
 def _content(cell: Any, local: bool) -> bytes | Path | None:

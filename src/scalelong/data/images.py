@@ -6,15 +6,16 @@ import io
 import math
 import stat
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from scalelong.data.records import BadExampleError, Options, Pixels, rgb
+from scalelong.data.records import BadExampleError, Options, Pixels
 from scalelong.errors import one_line
 from scalelong.files import atomic_file
 
@@ -26,9 +27,7 @@ MAX_BYTES = 256 << 20
 # Only formats that Pillow decodes itself: no EPS (runs Ghostscript), no containers with external parts.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 GRID_WIDTH = 1024  # pixels; grids of tiny images are enlarged towards it
-SUFFIXES = frozenset(
-    (".bmp", ".gif", ".jpg", ".jpeg", ".jpe", ".png", ".ppm", ".pgm", ".pbm", ".tif", ".tiff", ".webp")
-)
+SUFFIXES = {".bmp", ".gif", ".jpg", ".jpeg", ".jpe", ".png", ".ppm", ".pgm", ".pbm", ".tif", ".tiff", ".webp"}
 
 
 def read_image(source: Path | bytes | Pixels | None, name: str, options: Options) -> Pixels:
@@ -59,21 +58,19 @@ def read_image(source: Path | bytes | Pixels | None, name: str, options: Options
         raise
     except UnidentifiedImageError:
         raise BadExampleError(name, f"is not an image in a supported format ({', '.join(FORMATS)})") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise BadExampleError(name, f"has more than {MAX_PIXELS:,} pixels") from None
     except Exception as error:  # Pillow's decoders raise all kinds of errors on damaged files
         raise BadExampleError(name, f"is a broken image ({one_line(error) or type(error).__name__})") from None
 
 
-def read_size(path: Path) -> tuple[int, int] | None:
-    """Return width and height from the header alone; None for a file that `read_image` rejects."""
+def common_size(paths: Iterable[Path]) -> tuple[int, int] | None:
+    """Return the most common width and height according to the headers of those files that are images."""
     from PIL import Image
 
-    try:
-        with Image.open(path if path.is_file() else "", formats=FORMATS) as image:
-            return image.size
-    except Exception:
-        return None
+    sizes: Counter[tuple[int, int]] = Counter()
+    for path in paths:
+        with suppress(Exception), Image.open(path if path.is_file() else "", formats=FORMATS) as image:
+            sizes[image.size] += 1
+    return sizes.most_common(1)[0][0] if sizes else None
 
 
 def fit(image: Image.Image, size: int | None) -> Image.Image:
@@ -155,5 +152,5 @@ def _opaque(image: Image.Image, name: str, options: Options) -> Image.Image:
         return image.convert(mode)
     if options.background is None:
         raise BadExampleError(name, "has transparent pixels; choose a background colour, as in --background white")
-    under = Image.new("RGBA", image.size, (*rgb(options.background), 255))
+    under = Image.new("RGB", image.size, options.background).convert("RGBA")  # opaque, whatever colour it is
     return Image.alpha_composite(under, image).convert(mode)

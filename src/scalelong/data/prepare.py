@@ -1,29 +1,40 @@
-"""Load a dataset by name or path: find its source, write it into the cache once, open it."""
+"""Load a dataset by name or path: find its source, decode it, write it into the cache once, open it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from contextlib import ExitStack
+import shutil
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from scalelong.data.cache import MANIFEST, build_once
+import numpy as np
+
+from scalelong.data.cache import MANIFEST, NpyWriter, build_once, write_array, write_manifest
 from scalelong.data.catalog import CATALOG, DatasetSpec
-from scalelong.data.dataset import ImageData, image_manifest
-from scalelong.data.folder import listing_sha256, read_folder
+from scalelong.data.dataset import FORMAT, ImageData, image_manifest
 from scalelong.data.hub import is_saved_dataset, read_hub
-from scalelong.data.numpy_files import read_numpy
-from scalelong.data.records import Options, Reading, canonical_split, printable
+from scalelong.data.images import pillow_warnings, read_image
+from scalelong.data.local import listing_sha256, read_folder, read_numpy
+from scalelong.data.records import BadExampleError, Example, Options, Pixels, Reading, canonical_split, clean_captions
 from scalelong.data.registries import is_archive, unpacked
-from scalelong.data.writer import write_split
-from scalelong.errors import DataError, UnknownNameError, invalid, suggestion
+from scalelong.errors import DataError, UnknownNameError, invalid, printable, suggestion
 from scalelong.files import cache_dir
+from scalelong.progress import track
 
 VERSION = 1  # of the preparation; increase it when a source or its pinned version changes the arrays
 ARRAYS = (".npy", ".npz")
+Manifest = dict[str, Any]
+Decoded = tuple[Pixels, int, tuple[str, ...]]  # image, label (-1 without classes), captions
 
 
 @dataclass(frozen=True)
@@ -37,28 +48,23 @@ class Origin:
 
     def folder(self, split: str, options: Options) -> Path:
         """Return the split's folder in the cache, which depends on the files' listing and on the options."""
+        if self.spec is not None and options == self.spec.with_defaults(Options()):
+            return cache_dir() / "data" / f"{self.name}-v{VERSION}" / split
         facts: dict[str, Any] = {"version": VERSION, **asdict(options)}
-        if self.spec is not None:
-            default = options == self.spec.with_defaults(Options())
-            return _data_dir() / (f"{self.name}-v{VERSION}" if default else f"{self.name}-{_short(facts)}") / split
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", split):
             raise invalid("split", "a name such as train, validation or test", split)
         if self.hub is not None:
             facts["hub"] = self.hub
         if self.path is not None:
-            status = self.path.stat()
+            size_and_time = [self.path.stat().st_size, self.path.stat().st_mtime_ns]
             facts["path"] = str(self.path.resolve())
-            folder = self.path.is_dir()
-            facts["files"] = listing_sha256(self.path) if folder else [status.st_size, status.st_mtime_ns]
+            facts["files"] = listing_sha256(self.path) if self.path.is_dir() else size_and_time
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.name).name).strip(".-")[:60] or "data"
-        return _data_dir() / f"{slug}-{_short(facts)}" / split
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+        return cache_dir() / "data" / f"{slug}-{key}" / split
 
-    def open(
-        self, split: str, options: Options, source: str | Path | None, skip_bad: bool, stack: ExitStack
-    ) -> Reading:
-        """Open the split's examples. Temporary files last until `stack` closes."""
-        if self.spec is not None:
-            return self.spec.open(split, options, source, stack)
+    def open(self, split: str, options: Options, skip_bad: bool, stack: ExitStack) -> Reading:
+        """Open a split of data that has no name in the catalog. Temporary files last until `stack` closes."""
         title = printable(str(self.path or self.name))
         if self.path is None or (self.path.is_dir() and is_saved_dataset(self.path)):
             return read_hub(self.hub or str(self.path), split, options, title)
@@ -140,11 +146,12 @@ def load(
     folder = origin.folder(split, options)
 
     def write(temporary: Path) -> None:
-        description = f"preparing {origin.name} ({split})"
         with ExitStack() as stack:
-            reading = origin.open(split, options, source, skip_bad, stack)
-            facts = {"name": origin.name, "split": split}
-            manifest = write_split(temporary, reading, options, skip_bad=skip_bad, description=description, **facts)
+            if origin.spec is not None:
+                reading = origin.spec.open(split, options, source, stack)
+            else:
+                reading = origin.open(split, options, skip_bad, stack)
+            manifest = _write_split(temporary, reading, options, skip_bad, origin.name, split)
         if origin.spec is not None:
             _verify(origin.spec, manifest)
 
@@ -152,44 +159,137 @@ def load(
     data = ImageData(folder)
     skipped = data.manifest["skipped"]
     if skipped and not skip_bad:
-        raise DataError(
-            f"{origin.name} was prepared without {len(skipped)} bad files ({skipped[0][0]} {skipped[0][1]}); "
-            "set skip_bad (--skip-bad) to use it anyway"
-        )
+        first = " ".join(skipped[0])
+        hint = "set skip_bad (--skip-bad) to use it anyway"
+        raise DataError(f"{origin.name} was prepared without {len(skipped)} bad files ({first}); {hint}")
     return data
 
 
-def _verify(spec: DatasetSpec, manifest: dict[str, Any]) -> None:
+def _write_split(folder: Path, reading: Reading, options: Options, skip_bad: bool, name: str, split: str) -> Manifest:
+    """Decode the examples of a reading, write arrays and a manifest to `folder`, and return the manifest."""
+    description = f"preparing {name} ({split})"
+    shape = reading.shape  # of every image; by default the first image's
+    labels: list[int] = []
+    text, offsets, starts = bytearray(), [0], [0]
+    contents: list[bytes] = []
+    skipped: list[BadExampleError] = []
+    outcomes = _decoded(reading, options)
+    with pillow_warnings(), closing(outcomes), NpyWriter(folder / "images.npy", np.uint8) as images:
+        for example, result in track(outcomes, description, total=reading.total):
+            try:
+                image, label, captions = result()
+                _check_shape(example, image.shape, shape)
+            except BadExampleError as error:
+                if not skip_bad:
+                    raise
+                skipped.append(error)
+                continue
+            if not images.count:
+                shape = image.shape
+                _check_space(folder, image.nbytes, reading.total)
+            images.append(image.transpose(2, 0, 1)[None])  # channels first, as a gathered batch has them
+            labels.append(label)
+            for caption in captions:
+                text += caption.encode()
+                offsets.append(len(text))
+            starts.append(len(offsets) - 1)
+            contents.append(hashlib.sha256(image.tobytes() + label.to_bytes(8, "little", signed=True)).digest())
+    if shape is None or not images.count:
+        reason = f"all {len(skipped)} images are bad; the first: {skipped[0]}" if skipped else "there are no images"
+        raise DataError(f"{description}: {reason}")
+    arrays: dict[str, Any] = {}
+    if reading.class_names is not None:
+        arrays["labels"] = np.asarray(labels, np.int64)
+    if reading.captioned:
+        arrays["captions"] = np.frombuffer(text, np.uint8)
+        arrays["caption_offsets"] = np.asarray(offsets, np.int64)
+        arrays["caption_starts"] = np.asarray(starts, np.int64)
+    hashes = {name: write_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
+    identity = {
+        "shape": [images.count, *shape],  # (n, h, w, c)
+        "class_names": None if reading.class_names is None else list(reading.class_names),
+        "hashes": {"images": images.digest.hexdigest(), **hashes},
+    }
+    manifest = {
+        "format": FORMAT, "name": name, "split": split, "source": reading.source, **identity,
+        "fingerprint": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
+        # Independent of the order of the examples, to compare sources with each other.
+        "content_sha256": hashlib.sha256(b"".join(sorted(contents))).hexdigest(),
+        "options": {key: value for key, value in vars(options).items() if value},
+        "skipped": [[error.name, error.reason] for error in skipped], **reading.extra,
+        "versions": {package: metadata.version(package) for package in ("scalelong", "numpy", "pillow")},
+    }  # fmt: skip
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _decoded(reading: Reading, options: Options) -> Generator[tuple[str, Callable[[], Decoded]], None, None]:
+    """Yield the name of each example and a call for its result. Threads decode image files, a bounded number ahead."""
+    workers = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    pending: deque[tuple[str, Callable[[], Decoded]]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for example in reading.examples:
+                decode = partial(_decode, example, reading, options)
+                if isinstance(example.image, np.ndarray):  # too little work for a thread
+                    yield example.name, decode
+                    continue
+                pending.append((example.name, pool.submit(decode).result))
+                if len(pending) == 8 * workers:
+                    yield pending.popleft()
+            while pending:
+                yield pending.popleft()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _decode(example: Example, reading: Reading, options: Options) -> Decoded:
+    name, label, classes = example.name, -1, reading.class_names
+    if classes is not None:
+        if example.label is None:
+            raise BadExampleError(name, "has no label")
+        if not 0 <= example.label < len(classes):
+            raise BadExampleError(name, f"has label {example.label}, expected 0…{len(classes) - 1}")
+        label = example.label
+    captions = clean_captions(example.captions, name) if reading.captioned else ()
+    image = (reading.decode or read_image)(example.image, name, options)
+    return np.ascontiguousarray(image, np.uint8), label, captions
+
+
+def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
+    size = f"is {shape[1]}×{shape[0]}×{shape[2]}"
+    if shape[0] != shape[1]:
+        raise BadExampleError(name, f"{size}, not square; set image_size (--image-size) to crop it")
+    if expected is not None and shape != expected:
+        others = f"the others are {expected[1]}×{expected[0]}×{expected[2]}"
+        raise BadExampleError(name, f"{size}, but {others}; set image_size (--image-size) to resize all")
+
+
+def _check_space(folder: Path, size: int, total: int | None) -> None:
+    needed, free = size * (total or 0), shutil.disk_usage(folder).free
+    if needed > free:
+        sizes = f"{needed / 2**30:.1f} GiB in {folder.parent}, which has {free / 2**30:.1f} GiB free"
+        raise DataError(f"{total:,} images need {sizes}; set SCALELONG_CACHE to a larger disk")
+
+
+def _verify(spec: DatasetSpec, manifest: Manifest) -> None:
     """Compare a named dataset with its known count, and with its known contents where these are pinned."""
-    split, count, skipped = manifest["split"], manifest["shape"][0], len(manifest["skipped"])
-    if count + skipped not in spec.counts[split]:
+    split, source, skipped = manifest["split"], manifest["source"], len(manifest["skipped"])
+    count = manifest["shape"][0] + skipped
+    if count not in spec.counts[split]:
         expected = " or ".join(f"{number:,}" for number in spec.counts[split])
-        raise DataError(
-            f"{spec.name} ({split}) must have {expected} images, got {count + skipped:,} from {manifest['source']}"
-        )
+        raise DataError(f"{spec.name} ({split}) must have {expected} images, got {count:,} from {source}")
     pinned, found = spec.contents.get(split), manifest["content_sha256"]
     default = manifest["shape"][1:] == [spec.image_size, spec.image_size, spec.channels]
     if pinned is not None and default and not skipped and found != pinned:
-        raise DataError(
-            f"{manifest['source']} does not hold {spec.name} ({split}) as published: expected contents with SHA-256 "
-            f"{pinned}, got {found}; choose another source with --source (hub, registries or a path)"
-        )
+        reason = f"its contents must have SHA-256 {pinned}, got {found}; choose another source with --source"
+        raise DataError(f"{source} does not hold {spec.name} ({split}) as published: {reason}")
 
 
-def prepared() -> list[dict[str, Any]]:
+def prepared() -> list[Manifest]:
     """Return the manifests of all prepared datasets, each with its folder."""
     manifests = []
-    for path in sorted(_data_dir().glob(f"[!.]*/[!.]*/{MANIFEST}")):
-        try:
+    for path in sorted((cache_dir() / "data").glob(f"[!.]*/[!.]*/{MANIFEST}")):
+        with suppress(DataError):
             manifests.append({**image_manifest(path.parent), "folder": str(path.parent)})
-        except DataError:
-            continue
     return manifests
-
-
-def _data_dir() -> Path:
-    return cache_dir() / "data"
-
-
-def _short(facts: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]

@@ -19,20 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalelong.data.folder import read_folder
 from scalelong.data.images import read_image
-from scalelong.data.numpy_files import open_arrays
-from scalelong.data.records import (
-    BadExampleError,
-    Example,
-    Options,
-    Part,
-    Pixels,
-    Reading,
-    SourceUnavailableError,
-    printable,
-)
-from scalelong.errors import DataError, require
+from scalelong.data.local import open_arrays, read_folder
+from scalelong.data.records import BadExampleError, Example, Options, Part, Pixels, Reading
+from scalelong.errors import DataError, SourceUnavailableError, require
 
 Folders = list[Path]
 
@@ -46,11 +36,8 @@ def find(folders: Folders, pattern: str, depth: int = 2) -> list[Path]:
     return []
 
 
-DIGITS_HELD_OUT = 30  # images per class for validation
-
-
 def read_digits(folders: Folders, split: str) -> Reading:
-    """Read scikit-learn's 1,797 digits of 8 × 8 grey pixels. Their split depends on no library's random numbers."""
+    """Read scikit-learn's 1,797 digits of 8 × 8 grey pixels. Validation is 30 per class, chosen by a hash."""
     bunch = require("sklearn.datasets", "train", "the embedded digits").load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]  # 0…16 → 0…255, (n, 8, 8, 1)
     labels = bunch.target.astype(int)
@@ -60,7 +47,7 @@ def read_digits(folders: Folders, split: str) -> Reading:
 
     held_out: set[int] = set()
     for label in range(10):
-        held_out.update(sorted(np.flatnonzero(labels == label).tolist(), key=order)[:DIGITS_HELD_OUT])
+        held_out.update(sorted(np.flatnonzero(labels == label).tolist(), key=order)[:30])
     rows = [row for row in range(len(labels)) if (row in held_out) == (split == "validation")]
     examples = (Example(f"digits row {row}", images[row], int(labels[row])) for row in rows)
     return Reading(examples, len(rows), tuple("0123456789"))
@@ -139,7 +126,6 @@ def _idx(folders: Folders, stem: str, shape: tuple[int, ...]) -> npt.NDArray[np.
     return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape)
 
 
-CELEBA_SIDE, CELEBA_TOP, CELEBA_LEFT = 128, 57, 25  # the 128 × 128 pixels around (121, 89) of a 178 × 218 image
 # The published partition is by number: 000001.jpg … 162770.jpg, and so on.
 CELEBA_RANGES = {"train": (1, 162_770), "validation": (162_771, 182_637), "test": (182_638, 202_599)}
 
@@ -156,33 +142,29 @@ def read_celeba(folders: Folders, split: str) -> Reading:
 
 
 def read_face(source: Path | bytes, name: str, options: Options) -> Pixels:
-    """Decode an aligned image and crop it as U-ViT does; crop any other size at its centre."""
+    """Decode an aligned image and crop it to 128 × 128 around (121, 89) as U-ViT does; crop others at their centre."""
     image = read_image(source, name, Options(background=options.background))
     if image.shape[:2] == (218, 178):
-        rows = slice(CELEBA_TOP, CELEBA_TOP + CELEBA_SIDE)
-        image = np.ascontiguousarray(image[rows, CELEBA_LEFT : CELEBA_LEFT + CELEBA_SIDE])
+        image = np.ascontiguousarray(image[57:185, 25:153])
     return read_image(image, name, options)
-
-
-IMAGENET64_FILES = {"train": "train_data_batch_*.npz", "validation": "val_data.npz"}
-IMAGENET64_COUNTS = {"train": 1_281_167, "validation": 50_000}
 
 
 def read_imagenet64(folders: Folders, split: str) -> Reading:
     """Read the downsampled .npz batches, or train/ and val/ with one folder per class."""
-    paths = sorted(find(folders, IMAGENET64_FILES[split], depth=1), key=lambda path: (len(path.name), path.name))
+    train = split == "train"
+    pattern, count = ("train_data_batch_*.npz", 1_281_167) if train else ("val_data.npz", 50_000)
+    paths = sorted(find(folders, pattern, depth=1), key=lambda path: (len(path.name), path.name))
     if paths:
-        names = tuple(str(label) for label in range(1000))
-        return Reading(_imagenet64_rows(paths), IMAGENET64_COUNTS[split], names)
-    for name in ("train",) if split == "train" else ("val", "validation"):
+        return Reading(_imagenet64_rows(paths), count, tuple(str(label) for label in range(1000)))
+    for name in ("train",) if train else ("val", "validation"):
         subfolder = folders[0] / name
         if subfolder.is_dir():
             reading = read_folder(subfolder, "train", Options())
-            count = len(reading.class_names or ())
-            if count != 1000:
-                raise SourceUnavailableError(f"{subfolder} has {count} class folders, expected 1,000")
+            classes = len(reading.class_names or ())
+            if classes != 1000:
+                raise SourceUnavailableError(f"{subfolder} has {classes} class folders, expected 1,000")
             return reading
-    raise SourceUnavailableError(f"{folders[0]} has neither {IMAGENET64_FILES[split]} nor a folder for {split}")
+    raise SourceUnavailableError(f"{folders[0]} has neither {pattern} nor a folder for {split}")
 
 
 def _imagenet64_rows(paths: list[Path]) -> Iterator[Example]:
@@ -227,7 +209,7 @@ def _coco_rows(path: Path) -> list[tuple[str, tuple[str, ...]]]:
         raise DataError(f"{path} is not a file of COCO captions ({type(error).__name__}: {error})") from None
     for name, _ in rows:
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-            raise DataError(f"{path}: file_name must be a plain file name, got {printable(str(name))!r}")
+            raise DataError(f"{path}: file_name must be a plain file name, got {str(name)!r}")
     return rows
 
 
@@ -238,7 +220,6 @@ EMOJI_CATEGORIES = (
     "People & Body", "Smileys & Emotion", "Symbols", "Travel & Places",
 )  # fmt: skip
 EMOJI_HELD_OUT = 0.05  # of the names; all drawings of one name are in the same split
-MAX_SVG = 4 << 20  # bytes
 
 
 def read_emoji(folders: Folders, split: str) -> Reading:
@@ -256,8 +237,7 @@ def _emoji_icons(paths: list[Path], part: Part) -> Iterator[Example]:
     sets = {str(icons.get("prefix")): (icons, path) for path in paths for icons in [_json(path)]}
     category: dict[str, int] = {}
     for name in EMOJI_SETS[:-1]:
-        metadata = sets[name][1].with_name("metadata.json") if name in sets else None
-        if metadata is not None and metadata.is_file():
+        if name in sets and (metadata := sets[name][1].with_name("metadata.json")).is_file():
             for title, members in _json(metadata).get("categories", {}).items():
                 for member in members if title in EMOJI_CATEGORIES else ():
                     category.setdefault(member, EMOJI_CATEGORIES.index(title))
@@ -293,13 +273,11 @@ def draw_svg(svg: bytes, name: str, options: Options) -> Pixels:
     """Draw an SVG on `options.background` (default: white)."""
     import resvg_py
 
-    if len(svg) > MAX_SVG or b"<image" in svg:
+    if len(svg) > 4 << 20 or b"<image" in svg:
         raise BadExampleError(name, "is a drawing that is too large or refers to other files")
-    size, background = options.image_size, options.background or "white"
+    drawing = {"width": options.image_size, "height": options.image_size, "background": options.background or "white"}
     try:  # no drawing has text, and loading fonts would take longer than drawing
-        png = resvg_py.svg_to_bytes(
-            svg_string=svg.decode(), width=size, height=size, background=background, skip_system_fonts=True
-        )
+        png = resvg_py.svg_to_bytes(svg_string=svg.decode(), skip_system_fonts=True, **drawing)
     except ValueError as error:
         raise BadExampleError(name, f"cannot be drawn ({error})") from None
     return read_image(bytes(png), name, options)

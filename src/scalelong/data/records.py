@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalelong.errors import DataError, invalid, suggestion
+from scalelong.errors import DataError, invalid, printable, suggestion
 
 Pixels = npt.NDArray[np.uint8]  # (h, w, c)
 MAX_CAPTION = 10_000  # characters
 MAX_CAPTION_FILE = 1 << 20  # bytes
 MAX_CLASSES = 1_000_000
-SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val"),
-    "test": ("test", "testing"),
-}
+SPLITS = {"train": ("train", "training"), "validation": ("validation", "valid", "val"), "test": ("test", "testing")}
 
 
 class BadExampleError(DataError):
@@ -31,10 +27,6 @@ class BadExampleError(DataError):
     def __init__(self, name: str, reason: str) -> None:
         self.name, self.reason = printable(name), reason
         super().__init__(f"{self.name} {reason}")
-
-
-class SourceUnavailableError(DataError):
-    """A source cannot be used on this machine; the next one is tried."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,12 @@ class Options:
         if not 0 <= self.holdout < 1:
             raise invalid("holdout", "a number >= 0 and < 1", self.holdout)
         if self.background is not None:
-            rgb(self.background)
+            from PIL import ImageColor
+
+            try:
+                ImageColor.getrgb(self.background)
+            except ValueError:
+                raise invalid("background", "a colour such as white or #rrggbb", self.background) from None
 
 
 Decode = Callable[[Any, str, Options], Pixels]  # (image of an example, its name, options)
@@ -88,22 +85,6 @@ class Reading:
     extra: dict[str, Any] = field(default_factory=dict)  # further manifest entries
 
 
-def rgb(name: str) -> tuple[int, int, int]:
-    """Convert a colour name or #rrggbb to a triple."""
-    from PIL import ImageColor
-
-    try:
-        red, green, blue = ImageColor.getrgb(name)[:3]
-    except ValueError:
-        raise invalid("background", "a colour such as white, black or #rrggbb", name) from None
-    return red, green, blue
-
-
-def printable(name: str) -> str:
-    """Return a name that is safe to print: one line, no control characters, no unpaired surrogates."""
-    return name if name.isprintable() else ascii(name)
-
-
 def clean_caption(caption: str, name: str) -> str:
     """Return a caption on one line with single spaces, or raise what is wrong with it."""
     if not isinstance(caption, str):
@@ -119,22 +100,19 @@ def clean_caption(caption: str, name: str) -> str:
 def clean_captions(captions: Sequence[str] | Path, name: str) -> tuple[str, ...]:
     """Clean captions, or the lines of a file, and drop empty ones; at least one must remain."""
     if isinstance(captions, Path):
-        captions = _caption_file(captions, name)
+        file = captions.name
+        try:
+            if captions.stat().st_size > MAX_CAPTION_FILE:
+                raise BadExampleError(name, f"has a caption file of more than {MAX_CAPTION_FILE >> 10} KiB")
+            captions = captions.read_text(encoding="utf-8-sig").split("\n")
+        except UnicodeDecodeError:
+            raise BadExampleError(name, f"has a caption that is not UTF-8 text ({file})") from None
+        except OSError as error:
+            raise BadExampleError(name, f"has no caption: cannot read {file} ({error.strerror})") from None
     cleaned = tuple(filter(None, (clean_caption(caption, name) for caption in captions)))
     if not cleaned:
         raise BadExampleError(name, "has no caption")
     return cleaned
-
-
-def _caption_file(path: Path, name: str) -> list[str]:
-    try:
-        if path.stat().st_size > MAX_CAPTION_FILE:
-            raise BadExampleError(name, f"has a caption file of more than {MAX_CAPTION_FILE >> 10} KiB")
-        return path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError:
-        raise BadExampleError(name, f"has a caption that is not UTF-8 text ({path.name})") from None
-    except OSError as error:
-        raise BadExampleError(name, f"has no caption: cannot read {path.name} ({error.strerror})") from None
 
 
 def number_classes(labels: Collection[Any], where: str) -> tuple[tuple[str, ...], dict[Any, int]]:

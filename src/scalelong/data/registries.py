@@ -15,8 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalelong.data.records import SourceUnavailableError, printable
-from scalelong.errors import DataError, one_line
+from scalelong.errors import DataError, SourceUnavailableError, one_line, printable
 from scalelong.files import atomic_folder, cache_dir, sha256
 
 TIMEOUT = 3600  # seconds for one download
@@ -51,8 +50,7 @@ class Package:
         return self._location()
 
     def _target(self) -> Path:
-        key = "-".join(filter(None, (self.client, self.name, self.version)))
-        return cache_dir() / "downloads" / key.replace("@", "").replace("/", "-")
+        return cache_dir() / "downloads" / self.title.replace("@", "").replace("/", "-").replace(" ", "-")
 
     def _location(self) -> Path:
         installed = Path(self.path)
@@ -86,11 +84,9 @@ class Package:
             content = work / "content.tar"
             content.write_bytes(run("dpkg-deb", "--fsys-tarfile", str(files[0]), cwd=work))
             return content
-        found = sha256(files[0])
-        if found != self.digest:
-            raise SourceUnavailableError(
-                f"{files[0].name} has SHA-256 {found}, expected the pinned {self.digest}; it was not opened"
-            )
+        if (found := sha256(files[0])) != self.digest:
+            hashes = f"has SHA-256 {found}, expected the pinned {self.digest}"
+            raise SourceUnavailableError(f"{files[0].name} {hashes}; it was not opened")
         return files[0]
 
 
@@ -117,17 +113,19 @@ def is_archive(path: Path) -> bool:
 def extract(archive: Path, folder: Path) -> None:
     """Unpack a zip or tar archive into `folder`: regular files only, never outside it, up to a bounded size."""
     limit = min(MAX_BYTES, max(64 << 20, MAX_RATIO * archive.stat().st_size))
+    too_large = DataError(f"{archive.name} unpacks to more than {limit >> 20:,} MiB; it is not unpacked")
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as zipped:
-                _check_size(archive, sum(member.file_size for member in zipped.infolist()), limit)
+                if sum(member.file_size for member in zipped.infolist()) > limit:
+                    raise too_large
                 zipped.extractall(folder)  # drops `..`, drives and leading slashes; writes links as plain files
         else:
             with tarfile.open(archive, "r:*") as tar:
-                total = 0
                 for member in tar:
-                    total += member.size
-                    _check_size(archive, total, limit)
+                    limit -= member.size
+                    if limit < 0:
+                        raise too_large
                     if not (member.isreg() or member.isdir()):
                         raise DataError(f"{archive.name} contains {printable(member.name)}, a link or a device")
                     tar.extract(member, folder, filter="data")
@@ -160,8 +158,3 @@ def unpacked(path: Path, stack: ExitStack) -> Path:
     if len(top) == 1 and top[0].is_dir() and any(entry.is_dir() for entry in top[0].iterdir()):
         return top[0]  # a folder around everything is not a class
     return folder / "0"
-
-
-def _check_size(archive: Path, size: int, limit: int) -> None:
-    if size > limit:
-        raise DataError(f"{archive.name} unpacks to more than {limit >> 20:,} MiB; it is not unpacked")

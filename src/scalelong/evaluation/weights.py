@@ -24,9 +24,8 @@ from torch import Tensor
 
 from scalelong.data.catalog import source_variable
 from scalelong.data.hub import hub_is_offline
-from scalelong.data.records import SourceUnavailableError
 from scalelong.data.registries import Package
-from scalelong.errors import EvaluationError, ScaleLongError
+from scalelong.errors import EvaluationError, ScaleLongError, SourceUnavailableError
 from scalelong.files import atomic_file, cache_dir, sha256, tensors_sha256
 
 

