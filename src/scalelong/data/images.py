@@ -58,6 +58,8 @@ def read_image(source: Path | bytes | Pixels | None, name: str, options: Options
         raise
     except UnidentifiedImageError:
         raise BadExampleError(name, f"is not an image in a supported format ({', '.join(FORMATS)})") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise BadExampleError(name, f"has more than {MAX_PIXELS:,} pixels") from None
     except Exception as error:  # Pillow's decoders raise all kinds of errors on damaged files
         raise BadExampleError(name, f"is a broken image ({one_line(error) or type(error).__name__})") from None
 

@@ -105,21 +105,12 @@ def resolve(name: str | Path) -> Origin:
 
 
 def load(
-    name: str | Path,
-    split: str = "train",
-    *,
-    image_size: int | None = None,
-    channels: int | None = None,
-    background: str | None = None,
-    holdout: float = 0.0,
-    skip_bad: bool = False,
-    source: str | Path | None = None,
-    config: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    caption_column: str | None = None,
+    name: str | Path, split: str = "train", *,
+    image_size: int | None = None, channels: int | None = None, background: str | None = None, holdout: float = 0.0,
+    skip_bad: bool = False, source: str | Path | None = None, config: str | None = None,
+    image_column: str | None = None, label_column: str | None = None, caption_column: str | None = None,
     force: bool = False,
-) -> ImageData:
+) -> ImageData:  # fmt: skip
     """Open a dataset, after preparing it if it is not in the cache yet.
 
     Args:
