@@ -41,13 +41,10 @@ def read_digits(folders: Folders, split: str) -> Reading:
     bunch = require("sklearn.datasets", "train", "the embedded digits").load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]  # 0…16 → 0…255, (n, 8, 8, 1)
     labels = bunch.target.astype(int)
-
-    def order(row: int) -> bytes:
-        return hashlib.sha256(f"digits {row}".encode()).digest()
-
     held_out: set[int] = set()
     for label in range(10):
-        held_out.update(sorted(np.flatnonzero(labels == label).tolist(), key=order)[:30])
+        rows = np.flatnonzero(labels == label).tolist()
+        held_out.update(sorted(rows, key=lambda row: hashlib.sha256(f"digits {row}".encode()).digest())[:30])
     rows = [row for row in range(len(labels)) if (row in held_out) == (split == "validation")]
     examples = (Example(f"digits row {row}", images[row], int(labels[row])) for row in rows)
     return Reading(examples, len(rows), tuple("0123456789"))
