@@ -272,9 +272,11 @@ def draw_svg(svg: bytes, name: str, options: Options) -> Pixels:
 
     if len(svg) > 4 << 20 or b"<image" in svg:
         raise BadExampleError(name, "is a drawing that is too large or refers to other files")
-    drawing = {"width": options.image_size, "height": options.image_size, "background": options.background or "white"}
+    size, background = options.image_size, options.background or "white"
     try:  # no drawing has text, and loading fonts would take longer than drawing
-        png = resvg_py.svg_to_bytes(svg_string=svg.decode(), skip_system_fonts=True, **drawing)
+        png = resvg_py.svg_to_bytes(
+            svg_string=svg.decode(), width=size, height=size, background=background, skip_system_fonts=True
+        )
     except ValueError as error:
         raise BadExampleError(name, f"cannot be drawn ({error})") from None
     return read_image(bytes(png), name, options)
