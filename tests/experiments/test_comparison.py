@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scalelong.experiments.compare import print_comparison
-from scalelong.experiments.comparison import RunMeasures, late_oscillation, measure_run, summarise
+from scalelong.experiments.comparison import Comparison, RunMeasures, late_oscillation, measure_run
 from scalelong.runs.logs import Series
 from scalelong.runs.run import Run
 
@@ -74,7 +74,9 @@ def test_an_empty_folder_has_no_measures(tmp_path):
 
 def test_a_comparison_pairs_by_seed_and_lists_missing_runs():
     runs = [run("none", s, 0.5 + s) for s in range(3)] + [run("cs", s, 0.9 * (0.5 + s)) for s in range(2)]
-    comparison = summarise(runs, ["none", "cs"], preset="digits", steps=3, seeds=[0, 1, 2], missing=["cs-seed2 failed"])
+    comparison = Comparison(
+        runs, ["none", "cs"], preset="digits", steps=3, seeds=[0, 1, 2], missing=["cs-seed2 failed"]
+    )
     assert not comparison.complete
     assert comparison.row("none").means["val_loss"].n == 3
     assert comparison.row("none").ratios == {}
@@ -85,7 +87,7 @@ def test_a_comparison_pairs_by_seed_and_lists_missing_runs():
 
 def test_a_variant_that_never_reaches_the_value_is_noted_with_a_bound():
     slow = run("cs", 0, curve=(1.0, 0.9, 0.8))
-    comparison = summarise([run("none", 0), slow], ["none", "cs"], preset="digits", steps=3, seeds=[0])
+    comparison = Comparison([run("none", 0), slow], ["none", "cs"], preset="digits", steps=3, seeds=[0])
     assert comparison.row("cs").sooner["val_loss"].factor is None
     assert any("cs did not reach none's final validation loss in 1 of 1 seed(s)" in note for note in comparison.notes)
 
@@ -94,13 +96,13 @@ def test_the_ema_ranks_variants_unless_it_lags():
     ahead = [run("none", 0, 0.5, val_loss_ema=0.48), run("cs", 0, 0.5, val_loss_ema=0.52)]
     lagging = [run("none", 0, 0.5, val_loss_ema=0.7), run("cs", 0, 0.5, val_loss_ema=0.6)]
     for runs, key in ((ahead, "val_loss_ema"), (lagging, "val_loss"), ([run("none", 0)], "val_loss")):
-        assert summarise(runs, ["none", "cs"], preset="digits", steps=3, seeds=[0]).loss == key
+        assert Comparison(runs, ["none", "cs"], preset="digits", steps=3, seeds=[0]).loss == key
 
 
 def test_distances_of_different_kinds_are_noted():
     one = RunMeasures("none", 0, "a", {"frechet": 1.0}, {}, {"frechet": "FID"})
     two = RunMeasures("cs", 0, "b", {"frechet": 1.0}, {}, {"frechet": "Fréchet distance of pixels (not FID)"})
-    comparison = summarise([one, two], ["none", "cs"], preset="digits", steps=3, seeds=[0])
+    comparison = Comparison([one, two], ["none", "cs"], preset="digits", steps=3, seeds=[0])
     assert any("do not compare" in note for note in comparison.notes)
 
 
@@ -108,7 +110,7 @@ def test_the_table_shows_the_numbers_and_how_they_are_computed():
     from rich.console import Console
 
     runs = [run("none", s, 0.5) for s in range(3)] + [run("cs", s, 0.45 + s / 1000) for s in range(3)]
-    comparison = summarise(
+    comparison = Comparison(
         runs, ["none", "cs"], preset="digits", steps=3, seeds=[0, 1, 2], missing=["[bold]x[/] failed"]
     )
     console = Console(file=io.StringIO(), width=110)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalelong.experiments.comparison import RunMeasures, summarise
+from scalelong.experiments.comparison import Comparison, RunMeasures
 from scalelong.report.findings import findings, spell
 from scalelong.runs.logs import Series
 
@@ -19,7 +19,7 @@ def run(variant, seed, loss, oscillation=None, speed=1.0):
 
 def described(runs, variants=("none", "cs-0.7", "ls")):
     seeds = sorted({r.seed for r in runs})
-    comparison = summarise(runs, variants, preset="digits", steps=1000, seeds=seeds)
+    comparison = Comparison(runs, variants, preset="digits", steps=1000, seeds=seeds)
     return findings(comparison, variants, 1000, "digits")
 
 

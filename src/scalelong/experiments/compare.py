@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalelong.experiments.comparison import Comparison, measure_run, summarise
+from scalelong.experiments.comparison import Comparison, measure_run
 from scalelong.experiments.live import Live
 from scalelong.experiments.plan import DistanceSpec, Variant, plan
-from scalelong.experiments.scheduler import Display, Ending, make_slots, run_jobs
+from scalelong.experiments.scheduler import Ending, make_slots, run_jobs
 from scalelong.experiments.statistics import statistics_note
 from scalelong.runs.run import COMPARISON, Run
 
@@ -42,7 +41,6 @@ def run_comparison(
     distance: DistanceSpec | None = None,
     jobs: int | None = None,
     quiet: bool = False,
-    display: Display | None = None,
 ) -> Result:
     """Train every variant with every seed in OUT/VARIANT-seedN and write OUT/comparison.json.
 
@@ -56,14 +54,13 @@ def run_comparison(
         distance: The Fréchet distance to measure of every run; None measures none.
         jobs: Runs side by side; by default one per GPU, otherwise one per core.
         quiet: Show no progress.
-        display: Shows progress instead of the built-in table.
     """
     out = Path(out)
     planned = plan(variants, seeds, out, distance)
     slots = make_slots(len(planned), jobs)
-    with Live(planned, quiet=quiet) if display is None else nullcontext(display) as shown:
-        endings, signal = run_jobs(planned, slots, out / "logs", shown)
-    comparison = summarise(
+    with Live(planned, quiet=quiet) as display:
+        endings, signal = run_jobs(planned, slots, out / "logs", display)
+    comparison = Comparison(
         [measure_run(Run(e.job.folder), e.job.variant, e.job.seed) for e in endings if e.ran],
         [variant.name for variant in variants],
         preset=variants[0].config.preset,
@@ -80,8 +77,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    seeds = "1 seed" if len(comparison.seeds) == 1 else f"{len(comparison.seeds)} seeds"
-    title = f"{comparison.preset}: {comparison.steps} steps, {seeds}"
+    count = len(comparison.seeds)
+    title = f"{comparison.preset}: {comparison.steps} steps, {count} seed{'' if count == 1 else 's'}"
     table = Table("", title=title, title_justify="left", show_lines=True)
     for row in comparison.rows:
         table.add_column(row.variant + (" (baseline)" if row.variant == comparison.baseline else ""), justify="right")
@@ -89,7 +86,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         heading = f"{name} {note}" if name == "sooner" else name
         table.add_row(heading, *(escape("\n".join(filter(None, cell))) for cell in cells))
     console.print(table)
-    for line in (statistics_note(len(comparison.seeds)), *comparison.notes):
+    for line in (statistics_note(count), *comparison.notes):
         console.print(f"• {line}", highlight=False, markup=False)
     for line in comparison.missing:
         console.print(f"missing: {line}", style="red", highlight=False, markup=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from scalelong.experiments.statistics import (
     paired_ratio,
     plus_minus,
     statistics_note,
-)
+)  # fmt: skip
 from scalelong.files import write_text
 from scalelong.monitor.snapshot import jumps, spread
 from scalelong.runs.logs import Series
@@ -33,8 +34,7 @@ LAG = 0.05  # the EMA's validation loss may exceed the network's own by this sha
 # ----------------------------------------------------------------------------------------------------- measures
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):
     """A row of the table. Lower is better in all of them."""
 
     key: str
@@ -61,12 +61,8 @@ MEASURES = (
     Measure("memory", "peak memory, MiB", "of the process, or of the GPU if there is one"),
 )  # fmt: skip
 # Curves that fall as a run improves: a variant may reach the baseline's final value sooner.
-CURVES = {
-    "val_loss": "validation loss",
-    "val_loss_ema": "validation loss (EMA)",
-    "fid": "FID",
-    "frechet": "Fréchet distance",
-}
+CURVES = {"val_loss": "validation loss", "val_loss_ema": "validation loss (EMA)", "fid": "FID",
+          "frechet": "Fréchet distance"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,25 +82,20 @@ class RunMeasures:
 
 def measure_run(run: Run, variant: str, seed: int) -> RunMeasures:
     """Measure a run by the files in its folder. What they do not contain is left out."""
-    evaluations = {"frechet": run.evaluations.get("compare"), "on_the_way": run.evaluations.get("train")}
+    origins = {"frechet": "compare", "on_the_way": "train"}
+    evaluations = {key: run.evaluations[origin] for key, origin in origins.items() if origin in run.evaluations}
     memory = run.resources.get("peak_gpu_memory") or run.resources.get("peak_memory")
     values: dict[str, Any] = {
-        "val_loss": run.column("val_loss").last,
-        "val_loss_ema": run.column("val_loss_ema").last,
-        **{key: stored.get("frechet") for key, stored in evaluations.items() if stored},
+        **{key: run.column(key).last for key in ("val_loss", "val_loss_ema", "seconds")},
+        **{key: stored.get("frechet") for key, stored in evaluations.items()},
         **_oscillations(run),
-        "seconds": run.column("seconds").last,
         "cpu_seconds": run.resources.get("cpu_seconds"),
         "memory": memory / 2**20 if memory else None,
     }
-    return RunMeasures(
-        variant,
-        seed,
-        str(run.folder),
-        {key: float(v) for key, v in values.items() if isinstance(v, (int, float)) and np.isfinite(v)},
-        {key: run.column(key) for key in CURVES if len(run.column(key))},
-        {key: str(stored["card"].get("metric", "Fréchet distance")) for key, stored in evaluations.items() if stored},
-    )
+    known = {key: float(v) for key, v in values.items() if isinstance(v, (int, float)) and np.isfinite(v)}
+    curves = {key: run.column(key) for key in CURVES if len(run.column(key))}
+    names = {key: str(stored["card"].get("metric", "Fréchet distance")) for key, stored in evaluations.items()}
+    return RunMeasures(variant, seed, str(run.folder), known, curves, names)
 
 
 def late_oscillation(norms: Series) -> float | None:
@@ -122,12 +113,11 @@ def _oscillations(run: Run) -> dict[str, float | None]:
     log = run.stability
     if log is None:
         return {"gradient_oscillation": late_oscillation(run.column("grad_norm"))}
+    gradient = {"gradient_oscillation": log.gradient_oscillation()}
     spreads = log.oscillation("probe", "backbone")
-    return {
-        "feature_oscillation": None if spreads is None else float(np.nanmean(spreads)),
-        "middle_oscillation": None if spreads is None else float(spreads[-1]),
-        "gradient_oscillation": log.gradient_oscillation(),
-    }
+    if spreads is None:
+        return gradient
+    return {"feature_oscillation": float(np.nanmean(spreads)), "middle_oscillation": float(spreads[-1]), **gradient}
 
 
 # --------------------------------------------------------------------------------------------------- comparison
@@ -148,21 +138,27 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `scalelong compare`.
+    """The result of `scalelong compare`, computed from finished runs; the first variant is the baseline."""
 
-    `loss` is the key of the validation loss that ranks variants: that of the EMA network, which generates the samples
-    and is less noisy, unless the EMA still lags behind the network that it averages.
-    """
-
+    runs: Sequence[RunMeasures]
+    variants: Sequence[str]
     preset: str
     steps: int
-    seeds: tuple[int, ...]
-    baseline: str
-    loss: str
-    rows: tuple[Row, ...]
-    runs: tuple[RunMeasures, ...]
-    missing: tuple[str, ...]  # runs without a result, each with the reason
-    notes: tuple[str, ...]
+    seeds: Sequence[int]
+    missing: Sequence[str] = ()  # runs without a result, each with the reason
+
+    @property
+    def baseline(self) -> str:
+        return self.variants[0]
+
+    @cached_property
+    def loss(self) -> str:
+        """The key of the validation loss that ranks variants, see `ranking_loss`."""
+        return ranking_loss(self.runs)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(_row(name, self.runs, self.baseline) for name in self.variants)
 
     @property
     def complete(self) -> bool:
@@ -177,86 +173,69 @@ class Comparison:
         for measure in MEASURES:
             names = {run.names[measure.key] for run in self.runs if measure.key in run.names}
             if any(measure.key in run.values for run in self.runs):
-                measures.append(replace(measure, title=names.pop()) if len(names) == 1 else measure)
+                measures.append(measure._replace(title=names.pop()) if len(names) == 1 else measure)
         return measures
 
     def table(self) -> list[tuple[str, str, list[tuple[str, str]]]]:
         """Title, note and, for each variant, mean and change (as text, may be empty) of each row of the table."""
         table = []
-        for measure in self.measures():
-            cells = []
-            for row in self.rows:
-                mean, ratio = row.means.get(measure.key), row.ratios.get(measure.key)
-                cells.append(("–" if mean is None else plus_minus(mean), "" if ratio is None else change(ratio)))
-            table.append((measure.title, measure.note, cells))
-        for key, title in self.curves().items():
-            cells = [(str(row.sooner[key]) if key in row.sooner else "", "") for row in self.rows]
-            table.append(("sooner", f"at the baseline's final {title}", cells))
+        for key, title, note in self.measures():
+            means = [plus_minus(row.means[key]) if key in row.means else "–" for row in self.rows]
+            changes = [change(row.ratios[key]) if key in row.ratios else "" for row in self.rows]
+            table.append((title, note, list(zip(means, changes, strict=True))))
+        for key, title in CURVES.items():
+            # Of the two validation losses, only the one that ranks.
+            if any(key in row.sooner for row in self.rows) and key in (self.loss, "fid", "frechet"):
+                cells = [(str(row.sooner.get(key, "")), "") for row in self.rows]
+                table.append(("sooner", f"at the baseline's final {title}", cells))
         return table
 
-    def curves(self) -> dict[str, str]:
-        """Key and title of the curves that have accelerations: the validation loss that ranks, and FIDs."""
-        keys = {key for row in self.rows for key in row.sooner} - ({"val_loss", "val_loss_ema"} - {self.loss})
-        return {key: title for key, title in CURVES.items() if key in keys}
+    @property
+    def notes(self) -> list[str]:
+        """What to know beside the numbers."""
+        notes = []
+        for key in ("frechet", "on_the_way"):
+            names = sorted({run.names[key] for run in self.runs if key in run.names})
+            if len(names) > 1:
+                notes.append(f"the Fréchet distances are of different kinds and do not compare: {'; '.join(names)}")
+        if any(row.sooner for row in self.rows):
+            notes.append(
+                f"sooner: the step at which {self.baseline} first reaches its own final value, divided by the step at "
+                "which the variant reaches it (linear between two measurements), seed by seed"
+            )
+        for row in self.rows:
+            sooner = row.sooner.get(self.loss)
+            if sooner is not None and sooner.factor is None:
+                notes.append(
+                    f"{row.variant} did not reach {self.baseline}'s final validation loss in "
+                    f"{sooner.seeds - sooner.reached} of {sooner.seeds} seed(s), so it has no factor; in those it is "
+                    f"below {sooner.at_most:.2f}×"
+                )
+        return notes
 
     def to_dict(self) -> dict[str, Any]:
+        runs = [
+            {"variant": run.variant, "seed": run.seed, "folder": Path(run.folder).name, "values": run.values}
+            for run in self.runs
+        ]
         return {
-            "format": FORMAT,
-            "preset": self.preset,
-            "steps": self.steps,
-            "seeds": list(self.seeds),
-            "baseline": self.baseline,
-            "loss": self.loss,
-            "complete": self.complete,
+            "format": FORMAT, "preset": self.preset, "steps": self.steps, "seeds": list(self.seeds),
+            "baseline": self.baseline, "loss": self.loss, "complete": self.complete,
             "measures": {m.key: {"title": m.title, "note": m.note} for m in self.measures()},
-            "rows": [
-                {"variant": row.variant}
-                | {
-                    name: {key: value.to_dict() for key, value in getattr(row, name).items()}
-                    for name in ("means", "ratios", "sooner")
-                }
-                for row in self.rows
-            ],
-            "runs": [
-                {"variant": run.variant, "seed": run.seed, "folder": Path(run.folder).name, "values": run.values}
-                for run in self.runs
-            ],
-            "missing": list(self.missing),
-            "statistics": statistics_note(len(self.seeds)),
-            "notes": list(self.notes),
-        }
+            "rows": [asdict(row) for row in self.rows], "runs": runs, "missing": list(self.missing),
+            "statistics": statistics_note(len(self.seeds)), "notes": self.notes,
+        }  # fmt: skip
 
     def save(self, path: Path) -> None:
         write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
-def summarise(
-    runs: Sequence[RunMeasures],
-    variants: Sequence[str],
-    *,
-    preset: str,
-    steps: int,
-    seeds: Sequence[int],
-    missing: Sequence[str] = (),
-) -> Comparison:
-    """Compute means, paired ratios and accelerations of finished runs; the first variant is the baseline."""
-    baseline, loss = variants[0], ranking_loss(runs)
-    rows = tuple(_row(name, runs, baseline) for name in variants)
-    return Comparison(
-        preset=preset,
-        steps=steps,
-        seeds=tuple(seeds),
-        baseline=baseline,
-        loss=loss,
-        rows=rows,
-        runs=tuple(runs),
-        missing=tuple(missing),
-        notes=tuple(_notes(runs, rows, baseline, loss)),
-    )
-
-
 def ranking_loss(runs: Sequence[RunMeasures]) -> str:
-    """`val_loss_ema`, or `val_loss` if the EMA's is more than LAG above the network's own in the mean over all runs."""
+    """The key of the validation loss that ranks variants.
+
+    `val_loss_ema`: the EMA network generates the samples and is less noisy. `val_loss` if the EMA still lags behind the
+    network that it averages: its loss is more than LAG above the network's own in the mean over all runs.
+    """
     pairs = [(run.values.get("val_loss_ema"), run.values.get("val_loss")) for run in runs]
     ratios = [ema / own for ema, own in pairs if ema is not None and own]
     return "val_loss_ema" if ratios and sum(ratios) / len(ratios) <= 1 + LAG else "val_loss"
@@ -266,37 +245,14 @@ def _row(variant: str, runs: Sequence[RunMeasures], baseline: str) -> Row:
     own = [run for run in runs if run.variant == variant]
     base = [run for run in runs if run.variant == baseline] if variant != baseline else []
     row = Row(variant, {}, {}, {})
-    for measure in MEASURES:
-        values, reference = ({r.seed: r.values[measure.key] for r in side if measure.key in r.values}
-                             for side in (own, base))  # fmt: skip
+    for key, _, _ in MEASURES:
+        values, reference = ({r.seed: r.values[key] for r in side if key in r.values} for side in (own, base))
         if values:
-            row.means[measure.key] = mean_interval(list(values.values()))
+            row.means[key] = mean_interval(list(values.values()))
         if (ratio := paired_ratio(values, reference)) is not None:
-            row.ratios[measure.key] = ratio
+            row.ratios[key] = ratio
     for key in CURVES:
         curves, targets = ({r.seed: r.curves[key] for r in side if key in r.curves} for side in (own, base))
         if (sooner := acceleration(curves, targets)) is not None:
             row.sooner[key] = sooner
     return row
-
-
-def _notes(runs: Sequence[RunMeasures], rows: Sequence[Row], baseline: str, loss: str) -> list[str]:
-    notes = []
-    for key in ("frechet", "on_the_way"):
-        names = sorted({run.names[key] for run in runs if key in run.names})
-        if len(names) > 1:
-            notes.append(f"the Fréchet distances are of different kinds and do not compare: {'; '.join(names)}")
-    if any(row.sooner for row in rows):
-        notes.append(
-            f"sooner: the step at which {baseline} first reaches its own final value, divided by the step at which the "
-            "variant reaches it (linear between two measurements), seed by seed"
-        )
-    for row in rows:
-        sooner = row.sooner.get(loss)
-        if sooner is not None and sooner.factor is None:
-            late = len(sooner.steps) - sooner.reached
-            notes.append(
-                f"{row.variant} did not reach {baseline}'s final validation loss in {late} of {len(sooner.steps)} "
-                f"seed(s), so it has no factor; in those it is below {sooner.at_most:.2f}×"
-            )
-    return notes

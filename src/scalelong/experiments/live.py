@@ -24,24 +24,20 @@ MARKS = {"failed": "[red]✗[/]", "running": "[cyan]▸[/]", "stopped": "[yellow
 
 
 class Live:
-    """A `Display` on standard error, so that --json output stays clean. Use it as a context manager."""
+    """Shows the state of the jobs on standard error, so that --json output stays clean. Use it as a context manager."""
 
     def __init__(self, jobs: Sequence[Job], *, quiet: bool = False) -> None:
         self.quiet = quiet
         self.terminal = sys.stderr.isatty() and not quiet
         columns = [TextColumn("{task.fields[mark]} {task.description}"), BarColumn(bar_width=12), MofNCompleteColumn()]
         columns += [TextColumn(f"[dim]{title}[/] {{task.fields[{name}]}}") for name, title in METRICS.items()]
-        self.progress = Progress(
-            *columns,
-            TextColumn("{task.fields[left]}"),
-            console=Console(stderr=True, emoji=False),
-            refresh_per_second=4,
-            disable=not self.terminal,
-        )
+        columns.append(TextColumn("{task.fields[left]}"))
+        console = Console(stderr=True, emoji=False)
+        self.progress = Progress(*columns, console=console, refresh_per_second=4, disable=not self.terminal)
         self.tails = {job.name: Tail(job.folder / "metrics.jsonl") for job in jobs}
-        empty: dict[str, Any] = dict.fromkeys([*METRICS, "left"], "")
+        empty: dict[str, Any] = dict.fromkeys(["mark", *METRICS, "left"], "")
         for job in jobs:
-            self.progress.add_task(job.name, start=False, total=job.config.train.steps, mark="", **empty)
+            self.progress.add_task(job.name, start=False, total=job.config.train.steps, **empty)
         self.tasks: dict[str, Task] = {task.description: task for task in self.progress.tasks}
         self.status = dict.fromkeys(self.tasks, "waiting")
         self._last_lines = time.monotonic()
@@ -99,7 +95,7 @@ class Live:
     def _read(self, name: str) -> None:
         """Update the bar and the metrics of a job from its log."""
         task, latest = self.tasks[name], self.tails[name].read()
-        metrics: dict[str, Any] = {key: _value(latest.get(key)) for key in METRICS}
+        metrics: dict[str, Any] = {key: number(latest[key]) if _is_number(latest.get(key)) else "" for key in METRICS}
         self.progress.update(task.id, completed=_step(latest), **metrics)
         seconds = task.time_remaining
         left = "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
@@ -111,16 +107,14 @@ class Live:
 
     def _show(self) -> None:
         """Update the marks, and hide the least interesting runs if a terminal cannot show all of them."""
-        order = list(MARKS)
-        ranked = sorted(self.tasks, key=lambda name: order.index(self.status[name]))
+        ranked = sorted(self.tasks, key=lambda name: list(MARKS).index(self.status[name]))
         for rank, name in enumerate(ranked):
             self.progress.update(self.tasks[name].id, mark=MARKS[self.status[name]], visible=rank < ROWS)
 
 
 def _step(latest: dict[str, Any]) -> int:
-    step = latest.get("step", 0)
-    return int(step) if isinstance(step, (int, float)) else 0
+    return int(latest["step"]) if _is_number(latest.get("step")) else 0
 
 
-def _value(value: Any) -> str:
-    return number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from scalelong.errors import InvalidValueError, RunError, invalid, unknown
 from scalelong.runs.config import Config, differences
+from scalelong.runs.run import Run
 from scalelong.training.presets import choose
 
 SCALINGS = "none,uniform,cs,ls"
@@ -40,9 +40,6 @@ class DistanceSpec:
             raise invalid("n, the number of samples for the distance,", "an integer >= 2", self.n)
         if self.evaluations is not None and self.evaluations < 1:
             raise invalid("evaluations", "an integer >= 1", self.evaluations)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """`3` → seeds 0, 1, 2; `4,7` or `4,` → exactly these."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if words and all(word.isdecimal() and len(word) < 20 for word in words):
-        seeds = tuple(dict.fromkeys(int(word) for word in words))
+        seeds = tuple(dict.fromkeys(map(int, words)))
         if "," in text and max(seeds) < 2**63:
             return seeds
         if "," not in text and 1 <= seeds[0] <= MAX_SEEDS:
@@ -137,29 +134,22 @@ def plan(
         for seed in seeds
         for variant in variants
     )
-    for job in jobs:
-        _check_folder(job)
+    for job in jobs:  # refuse a folder with another config now, not an hour later when its job starts
+        run, steps = Run(job.folder), job.config.train.steps
+        if run.exists and (changed := differences(run.config, job.config)):
+            raise RunError(
+                f"{run.folder} was started with other settings: {'; '.join(changed)}; use the same or another --out"
+            )
+        if run.exists and (reached := trained_steps(run)) > steps:
+            raise RunError(
+                f"{run.folder} already has {reached} steps, more than {steps}: use --steps {reached} or another --out"
+            )
     return jobs
 
 
-def _check_folder(job: Job) -> None:
-    """Refuse a folder with another config now, not an hour later when its job starts."""
-    from scalelong.runs.run import Run
-
-    run = Run(job.folder)
-    if not run.exists:
-        return
-    changed = differences(run.config, job.config)
-    if changed:
-        raise RunError(
-            f"{job.folder} was started with other settings: {'; '.join(changed)}; use the same or another --out"
-        )
+def trained_steps(run: Run) -> int:
+    """The step of the run's network, 0 if it has none yet."""
     try:
-        reached, steps = run.step, job.config.train.steps
-    except RunError:  # no network yet
-        return
-    if reached > steps:
-        raise RunError(
-            f"{job.folder} already has {reached} steps, more than {steps}: use --steps {reached} or more, "
-            "or another --out"
-        )
+        return run.step
+    except RunError:
+        return 0

@@ -10,14 +10,18 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from scalelong.errors import invalid
 from scalelong.experiments.plan import Job
 from scalelong.experiments.worker import is_finished
 from scalelong.runs.logs import last_lines
+
+if TYPE_CHECKING:
+    from scalelong.experiments.live import Live
 
 WORKER = [sys.executable, "-m", "scalelong.experiments.worker"]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -51,14 +55,10 @@ def make_slots(
     threads, own = max(1, cores // count), os.environ.get("OMP_NUM_THREADS", "")
     if own.isdecimal() and int(own):
         threads = min(threads, int(own))
-    slots = []
-    for k in range(count):
-        slot = Slot(f"{threads} thread(s)", dict.fromkeys(THREADS, str(threads)))
-        if gpus:
-            gpu = gpus[k % len(gpus)]
-            slot = Slot(f"gpu {gpu}", slot.environment | {"CUDA_VISIBLE_DEVICES": gpu})
-        slots.append(slot)
-    return slots
+    environment = dict.fromkeys(THREADS, str(threads))
+    if not gpus:
+        return [Slot(f"{threads} thread(s)", environment)] * count
+    return [Slot(f"gpu {gpu}", environment | {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in islice(cycle(gpus), count)]
 
 
 def usable_cores() -> int:
@@ -105,15 +105,6 @@ class Ending:
         return "was stopped after a checkpoint" if self.stopped else f"failed with exit code {self.code}"
 
 
-class Display(Protocol):
-    """Shows the state of the jobs."""
-
-    def started(self, job: Job, slot: Slot) -> None: ...
-    def ended(self, ending: Ending) -> None: ...
-    def refresh(self) -> None: ...
-    def say(self, line: str) -> None: ...
-
-
 @dataclass
 class _Running:
     job: Job
@@ -123,19 +114,17 @@ class _Running:
 
 
 def run_jobs(
-    jobs: Sequence[Job], slots: Sequence[Slot], logs: Path, display: Display
+    jobs: Sequence[Job], slots: Sequence[Slot], logs: Path, display: Live
 ) -> tuple[tuple[Ending, ...], int | None]:
     """Run all jobs. Returns how each ended, in the order of `jobs`, and the signal that stopped them, if any.
 
     A job that fails does not stop the others. SIGINT and SIGTERM are forwarded as SIGTERM, on which a run writes a
     checkpoint and exits; a second signal kills.
     """
-    endings: dict[str, Ending] = {}
-    waiting = [job for job in jobs if not is_finished(job)]
-    for job in jobs:
-        if job not in waiting:
-            endings[job.name] = Ending(job, 0)
-            display.ended(endings[job.name])
+    endings = {job.name: Ending(job, 0) for job in jobs if is_finished(job)}
+    for ending in endings.values():
+        display.ended(ending)
+    waiting = [job for job in jobs if job.name not in endings]
     running: list[_Running] = []
     free = list(slots)
     with _record_signals() as received:
@@ -151,8 +140,12 @@ def run_jobs(
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
                     free.insert(0, one.slot)
-                    endings[one.job.name] = _ending(one, logs)
-                    display.ended(endings[one.job.name])
+                    one.process.communicate()  # closes its standard input
+                    code = one.process.returncode
+                    lines = last_lines(logs / f"{one.job.name}.log") if code else []
+                    ending = Ending(one.job, code, tuple(lines), time.monotonic() - one.started)
+                    endings[one.job.name] = ending
+                    display.ended(ending)
                 display.refresh()
                 time.sleep(POLL)
         finally:  # leave no process behind, whatever failed here
@@ -164,27 +157,19 @@ def run_jobs(
                 except subprocess.TimeoutExpired:
                     one.process.kill()
                     one.process.communicate()
-    for job in waiting:
-        endings[job.name] = Ending(job, None)
-    return tuple(endings[job.name] for job in jobs), (received[0] if received else None)
+    return tuple(endings.get(job.name, Ending(job, None)) for job in jobs), (received[0] if received else None)
 
 
 def _start(job: Job, slot: Slot, logs: Path) -> _Running:
     logs.mkdir(parents=True, exist_ok=True)
-    message = {
-        "config": job.config.to_dict(),
-        "folder": str(job.folder),
-        "distance": None if job.distance is None else job.distance.to_dict(),
-    }
+    distance = None if job.distance is None else asdict(job.distance)
+    message = {"config": job.config.to_dict(), "folder": str(job.folder), "distance": distance}
     with open(logs / f"{job.name}.log", "ab") as log:
         process = subprocess.Popen(
-            WORKER,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
+            WORKER, stdin=subprocess.PIPE, stdout=log, stderr=log,
             env={key: value for key, value in os.environ.items() if key not in DISTRIBUTED} | slot.environment,
             start_new_session=True,  # a Ctrl-C in the terminal reaches only us, and we forward it once
-        )
+        )  # fmt: skip
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # the process may have ended already; its log says why
         process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -192,14 +177,7 @@ def _start(job: Job, slot: Slot, logs: Path) -> _Running:
     return _Running(job, slot, process, time.monotonic())
 
 
-def _ending(one: _Running, logs: Path) -> Ending:
-    one.process.communicate()  # closes its standard input
-    code = one.process.returncode
-    lines = tuple(last_lines(logs / f"{one.job.name}.log")) if code != 0 else ()
-    return Ending(one.job, code, lines, time.monotonic() - one.started)
-
-
-def _stop(running: Sequence[_Running], display: Display, kill: bool) -> None:
+def _stop(running: Sequence[_Running], display: Live, kill: bool) -> None:
     for one in running:
         one.process.kill() if kill else one.process.terminate()
     if running:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,27 +32,18 @@ class Estimate:
     n: int
     confidence: float = CONFIDENCE
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+def mean_interval(values: Sequence[float]) -> Estimate:
     """Mean of independent values with its Student t interval: mean ± t_{n−1} · s/√n."""
     if not values or not all(map(math.isfinite, values)):
         raise invalid("values", "one or more finite numbers", list(values))
-    if not 0 < confidence < 1:
-        raise invalid("confidence", "a number between 0 and 1", confidence)
     n, mean = len(values), math.fsum(values) / len(values)
     if n < 2:
-        return Estimate(mean, None, None, n, confidence)
+        return Estimate(mean, None, None, n)
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    half = t_quantile((1 + confidence) / 2, n - 1) * math.sqrt(variance / n)
-    return Estimate(mean, mean - half, mean + half, n, confidence)
-
-
-def t_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's t distribution."""
-    return float(require("scipy.special", "train", "confidence intervals").stdtrit(degrees, probability))
+    special = require("scipy.special", "train", "confidence intervals")
+    half = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance / n)
+    return Estimate(mean, mean - half, mean + half, n)
 
 
 def paired_ratio(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
@@ -78,25 +69,20 @@ class Acceleration:
     factor    geometric mean of baseline/steps over seeds; None if a seed never reaches the value, because a mean over
               the others would drop exactly the slow ones
     at_most   the largest factor those seeds could still have: they would reach it right after their last step
+    reached   number of seeds that reach the value, of `seeds`
     """
 
     steps: dict[int, float | None]
     baseline: dict[int, float]
     factor: Estimate | None
     at_most: float | None
-
-    @property
-    def reached(self) -> int:
-        """Number of seeds that reach the value."""
-        return sum(step is not None for step in self.steps.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"reached": self.reached, "seeds": len(self.steps)}
+    reached: int
+    seeds: int
 
     def __str__(self) -> str:
         """1.31× [1.10, 1.55], or in how many seeds the value was reached."""
         if self.factor is None:
-            return f"reached in {self.reached} of {len(self.steps)}"
+            return f"reached in {self.reached} of {self.seeds}"
         mean, low, high = self.factor.mean, self.factor.low, self.factor.high
         return f"{mean:.2f}×" if low is None else f"{mean:.2f}× [{low:.2f}, {high:.2f}]"
 
@@ -123,7 +109,7 @@ def acceleration(curves: Mapping[int, Series], baseline: Mapping[int, Series]) -
         return None
     reached = {seed: step for seed, step in steps.items() if step is not None}
     factor = None if bounds else paired_ratio(reference, reached)  # inverted: fewer steps, larger factor
-    return Acceleration(steps, reference, factor, max(bounds) if bounds else None)
+    return Acceleration(steps, reference, factor, max(bounds, default=None), len(reached), len(steps))
 
 
 def first_reached(curve: Series, target: float) -> float | None:

@@ -12,22 +12,25 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from scalelong.errors import MissingExtraError, RunError, ScaleLongError
-from scalelong.experiments.plan import DistanceSpec, Job
-
-if TYPE_CHECKING:
-    from scalelong.runs.run import Run
+from scalelong.errors import MissingExtraError, ScaleLongError
+from scalelong.experiments.plan import DistanceSpec, Job, trained_steps
+from scalelong.files import write_text
+from scalelong.runs.config import Config
+from scalelong.runs.run import Run
 
 LOCK_TIMEOUT = 30.0  # seconds to wait for an earlier process of the same run to write its last checkpoint
 
 
 def main() -> None:
-    job = json.loads(_first_line(sys.stdin.fileno()))
-    threading.Thread(target=_stop_when_closed, args=(sys.stdin.fileno(),), daemon=True).start()
+    source, line = sys.stdin.fileno(), b""
+    # Without a buffer: Python cannot shut down while a thread waits inside a buffered read.
+    while not line.endswith(b"\n") and (part := os.read(source, 1 << 16)):
+        line += part
+    threading.Thread(target=_stop_when_closed, args=(source,), daemon=True).start()
     try:
-        raise SystemExit(run_job(job))
+        raise SystemExit(run_job(json.loads(line)))
     except (ScaleLongError, MissingExtraError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -35,8 +38,6 @@ def main() -> None:
 
 def run_job(job: dict[str, Any]) -> int:
     """Train, measure the distance, and record time and memory in RUN/resources.json. Returns the exit code."""
-    from scalelong.runs.config import Config
-    from scalelong.runs.run import Run
     from scalelong.training.loop import train
 
     started = time.monotonic()
@@ -59,14 +60,8 @@ def run_job(job: dict[str, Any]) -> int:
 
 def is_finished(job: Job) -> bool:
     """Whether the folder already has everything that the job makes, so that no process needs to start."""
-    from scalelong.runs.run import Run
-
-    run = Run(job.folder)
-    try:
-        step = run.step
-    except RunError:
-        return False
-    return step == job.config.train.steps and (job.distance is None or has_distance(run, job.distance, step))
+    run, steps = Run(job.folder), job.config.train.steps
+    return trained_steps(run) == steps and (job.distance is None or has_distance(run, job.distance, steps))
 
 
 def has_distance(run: Run, spec: DistanceSpec, step: int) -> bool:
@@ -96,14 +91,6 @@ def measure_distance(run: Run, spec: DistanceSpec) -> None:
     run.evaluate(request, extractor=extractor.to(device), net=run.net.to(device), save_as="compare")
 
 
-def _first_line(source: int) -> bytes:
-    """Read without a buffer: Python cannot shut down while a thread waits inside a buffered read."""
-    line = b""
-    while not line.endswith(b"\n") and (part := os.read(source, 1 << 16)):
-        line += part
-    return line
-
-
 def _stop_when_closed(source: int) -> None:
     while os.read(source, 1024):
         pass
@@ -114,31 +101,25 @@ def _record_resources(run: Run, started: float) -> None:
     """Add this process's time to RUN/resources.json, and keep the largest memory of any process."""
     import torch
 
-    from scalelong.files import write_text
-
     if not run.folder.is_dir():
         return
     before = run.resources
     gpu_memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    memory = 0
+    if sys.platform != "win32":
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        memory = peak if sys.platform == "darwin" else peak * 1024
     now = {
         "cpu_seconds": before.get("cpu_seconds", 0.0) + time.process_time(),
         "wall_seconds": before.get("wall_seconds", 0.0) + time.monotonic() - started,
-        "peak_memory": max(before.get("peak_memory", 0), _peak_memory()),
+        "peak_memory": max(before.get("peak_memory", 0), memory),
         "peak_gpu_memory": max(before.get("peak_gpu_memory", 0), gpu_memory),
         "processes": before.get("processes", 0) + 1,
         "threads": torch.get_num_threads(),
     }
     write_text(run.folder / "resources.json", json.dumps({key: round(value, 3) for key, value in now.items()}) + "\n")
-
-
-def _peak_memory() -> int:
-    """Largest resident memory of this process in bytes; 0 where the system does not report it."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 if __name__ == "__main__":

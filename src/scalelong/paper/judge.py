@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from scalelong.experiments.statistics import Estimate, change, mean_interval, plus_minus
@@ -66,7 +66,7 @@ class Claim:
         ends = [None if math.isinf(end) else end for end in (self.region.low, self.region.high)]
         return {
             "claim": self.text, "quantity": self.quantity, "predicted": str(self.region), "region": ends,
-            "measured": None if self.estimate is None else self.estimate.to_dict(),
+            "measured": None if self.estimate is None else asdict(self.estimate),
             "paper": self.paper, "verdict": self.verdict,
         }  # fmt: skip
 

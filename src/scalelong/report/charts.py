@@ -12,7 +12,7 @@ import numpy as np
 from scalelong.experiments.comparison import Comparison
 from scalelong.experiments.statistics import change
 from scalelong.report.read import RunView, labels
-from scalelong.runs.logs import Floats, Series, StabilityArrays
+from scalelong.runs.logs import EMPTY, Floats, Series, StabilityArrays
 
 STYLES = 8  # colors and dash patterns of the page
 POINTS = 300  # of a curve
@@ -29,17 +29,10 @@ Chart = dict[str, Any]
 
 def styles(views: Sequence[RunView]) -> list[dict[str, Any]]:
     """Color and dashes by label: the seeds of a variant look alike, and no two variants do."""
-    groups = labels(views)
+    rank = {label: k for k, label in enumerate(labels(views))}
+    looks = {label: {"color": k % STYLES, "dash": (k + k // STYLES) % STYLES} for label, k in rank.items()}
     several = len({view.seed for view in views}) > 1
-    return [
-        {
-            "label": view.label,
-            "seed": view.seed if several else None,
-            "color": (k := groups.index(view.label)) % STYLES,
-            "dash": (k + k // STYLES) % STYLES,
-        }
-        for view in views
-    ]
+    return [{"label": view.label, "seed": view.seed if several else None, **looks[view.label]} for view in views]
 
 
 def charts(views: Sequence[RunView], comparison: Comparison | None) -> dict[str, Chart]:
@@ -53,19 +46,23 @@ def charts(views: Sequence[RunView], comparison: Comparison | None) -> dict[str,
         "fid": curve(views, "fid"),
         "frechet": curve(views, "frechet"),
         "gradient": curve(views, "grad_norm", smooth=True),
-        "norms": by_variant(views, "probe", "backbone"),
+        "norms": over_training(views, "probe", "backbone", by_variant=True),
         "oscillation": by_skip(views, lambda log: log.oscillation("probe", "backbone")),
         "oscillation_train": by_skip(views, lambda log: log.oscillation("train", "backbone")),
         "oscillation_gradient": by_skip(views, gradient_by_skip),
         "kappa": kappa(views),
         "ratio": by_skip(views, lambda log: latest(log, "probe", "ratio")),
         "ratios": over_training(views, "probe", "ratio"),
-        "robust_change": robustness(views, _sensitivity("change"), BY_NOISE),
-        "robust_loss": robustness(views, _sensitivity("loss"), BY_NOISE),
-        "robust_distance": robustness(views, _distances, BY_NOISE),
+        "robust_change": by_noise(views, "sensitivity", lambda row: [row["overall"]["change"]]),
+        "robust_loss": by_noise(views, "sensitivity", lambda row: [row["overall"]["loss"]]),
+        "robust_distance": by_noise(views, "distances", lambda row: [row["value"], row["low"], row["high"]]),
         "lipschitz": robustness(views, _lipschitz, BY_TIME),
     }
     return {name: chart for name, chart in drawn.items() if chart is not None}
+
+
+def lines(series: Sequence[dict[str, Any]], **axes: Any) -> Chart | None:
+    return {"kind": "lines", "series": series, **axes} if series else None
 
 
 # ------------------------------------------------------------------------------------------------- over training
@@ -73,49 +70,40 @@ def charts(views: Sequence[RunView], comparison: Comparison | None) -> dict[str,
 
 def curve(views: Sequence[RunView], name: str, smooth: bool = False) -> Chart | None:
     """One metric over the steps."""
-    series = [{"run": view.index, **points} for view in views if (points := thin(view.run.column(name))) is not None]
-    return {"kind": "lines", "x": "step", "smooth": smooth, "series": series} if series else None
+    series = [{"run": view.index, **points} for view in views if (points := thin(view.run.column(name)))]
+    return lines(series, x="step", smooth=smooth)
 
 
 def relative(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
     """The validation loss against the baseline's at the same seed and step, in percent."""
-    losses = {view.index: view.run.column(comparison.loss).finite() for view in views}
+    losses = [view.run.column(comparison.loss).finite() for view in views]
     baseline = {view.seed: losses[view.index] for view in views if view.label == comparison.baseline}
     series = []
     for view in views:
-        if view.label == comparison.baseline or view.seed not in baseline:
-            continue
-        own, base = losses[view.index], baseline[view.seed]
+        own, base = losses[view.index], baseline.get(view.seed, EMPTY)
         steps, mine, theirs = np.intersect1d(own.steps, base.steps, return_indices=True)
         points = thin(Series(steps, 100 * (own.values[mine] / base.values[theirs] - 1)))
-        if points is not None and len(steps) > 1:
+        if points and len(steps) > 1 and view.label != comparison.baseline:
             series.append({"run": view.index, **points})
-    return {"kind": "lines", "x": "step", "level": 0, "series": series} if series else None
+    return lines(series, x="step", level=0)
 
 
-def over_training(views: Sequence[RunView], *path: str) -> Chart | None:
-    """A value of every long skip over the steps: one panel per skip."""
-    panels = [
-        {"title": f"i = {i}", "series": series} for i in _skips(views) if (series := _traces(views, path, i))
-    ]  # fmt: skip
-    return {"kind": "lines", "x": "step", "own": True, "panels": panels} if panels else None
+def over_training(views: Sequence[RunView], *path: str, by_variant: bool = False) -> Chart | None:
+    """A value of every long skip over the steps: one panel per skip.
 
-
-def by_variant(views: Sequence[RunView], *path: str) -> Chart | None:
-    """The same with one panel per variant and one page per skip, for curves that would hide each other."""
+    `by_variant` makes one panel per variant and one page per skip, for curves that would hide each other.
+    """
     groups = {label: [view for view in views if view.label == label] for label in labels(views)}
-    if len(groups) == 1:
-        return over_training(views, *path)
-    pages = []
-    for i in _skips(views):
-        panels = [{"title": label, "series": s} for label, own in groups.items() if (s := _traces(own, path, i))]
-        if panels:
-            pages.append({"title": f"i = {i}", "panels": panels})
-    return {"kind": "lines", "x": "step", "pages": pages} if pages else None
-
-
-def _skips(views: Sequence[RunView]) -> range:
-    return range(1, max((view.run.stability.n for view in views if view.run.stability is not None), default=0) + 1)
+    panels, pages = [], []
+    for i in range(1, max((view.run.stability.n for view in views if view.run.stability), default=0) + 1):
+        if by_variant and len(groups) > 1:
+            own = [{"title": label, "series": s} for label, group in groups.items() if (s := _traces(group, path, i))]
+            pages += [{"title": f"i = {i}", "panels": own}] if own else []
+        elif series := _traces(views, path, i):
+            panels.append({"title": f"i = {i}", "series": series})
+    if pages:
+        return {"kind": "lines", "x": "step", "pages": pages}
+    return {"kind": "lines", "x": "step", "own": True, "panels": panels} if panels else None
 
 
 def _traces(views: Sequence[RunView], path: Sequence[str], i: int) -> list[dict[str, Any]]:
@@ -126,8 +114,7 @@ def _traces(views: Sequence[RunView], path: Sequence[str], i: int) -> list[dict[
         matrix = None if log is None else log.matrix(*path)
         if log is None or matrix is None or i > matrix.shape[1]:
             continue
-        points = thin(Series(log.steps, matrix[:, i - 1]), PANEL_POINTS)
-        if points is not None:
+        if points := thin(Series(log.steps, matrix[:, i - 1]), PANEL_POINTS):
             series.append({"run": view.index, **points})
     return series
 
@@ -161,8 +148,7 @@ def rounded(values: Any, digits: int = 5) -> list[float | int | None]:
     numbers: list[float | int | None] = []
     for value in np.asarray(values, dtype=np.float64).tolist():
         short = float(f"{value:.{digits}g}") if math.isfinite(value) else None
-        integer = short is not None and short.is_integer() and abs(short) < 1e15
-        numbers.append(int(short) if short is not None and integer else short)
+        numbers.append(int(short) if short is not None and short.is_integer() and abs(short) < 1e15 else short)
     return numbers
 
 
@@ -176,7 +162,7 @@ def by_skip(views: Sequence[RunView], read: Callable[[StabilityArrays], Floats |
         values = None if view.run.stability is None else read(view.run.stability)
         if values is not None and np.isfinite(values).any():
             series.append({"run": view.index, "x": list(range(1, len(values) + 1)), "y": rounded(values)})
-    return {"kind": "lines", "series": series, **BY_SKIP} if series else None
+    return lines(series, **BY_SKIP)
 
 
 def kappa(views: Sequence[RunView]) -> Chart | None:
@@ -202,10 +188,8 @@ def gradient_by_skip(log: StabilityArrays) -> Floats | None:
     values = np.full(log.n, np.nan)
     for k, skip in enumerate(log.header["skips"]):
         to = str(skip.get("to", "")) if isinstance(skip, dict) else ""
-        for block, spread in zip(log.blocks, spreads, strict=True):
-            if f"{to}.".startswith(f"{block}."):
-                values[k] = spread
-                break
+        own = (spread for block, spread in zip(log.blocks, spreads, strict=True) if f"{to}.".startswith(f"{block}."))
+        values[k] = next(own, np.nan)
     return values
 
 
@@ -223,29 +207,28 @@ def latest(log: StabilityArrays, *path: str, over: int = 5) -> Floats | None:
 
 def forest(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
     """Paired ratios of every variant to the baseline: one panel per measure."""
-    style_of = styles(views)
+    style = {look["label"]: {"color": look["color"], "dash": look["dash"]} for look in styles(views)}
     index = {(view.label, -1 if view.seed is None else view.seed): view.index for view in views}
-    values = {(run.variant, run.seed): run.values for run in comparison.runs}
     panels = []
-    for measure in (m for m in comparison.measures() if m.key in FOREST):
+    for key, title, _ in comparison.measures():
+        values = {(run.variant, run.seed): run.values[key] for run in comparison.runs if key in run.values}
         rows = []
         for row in comparison.rows:
-            ratio = row.ratios.get(measure.key)
-            if ratio is None:
+            if key not in FOREST or key not in row.ratios:
                 continue
-            points = []
-            for (variant, seed), own in values.items():
-                base = values.get((comparison.baseline, seed), {}).get(measure.key, 0)
-                if variant == row.variant and measure.key in own and base > 0:
-                    points.append({"run": index[variant, seed], "value": rounded([own[measure.key] / base])[0]})
-            style = style_of[index[row.variant, next(seed for variant, seed in values if variant == row.variant)]]
-            low, high = (None if end is None else rounded([end])[0] for end in (ratio.low, ratio.high))
+            points = [
+                {"run": index[variant, seed], "value": rounded([value / base])[0]}
+                for (variant, seed), value in values.items()
+                if variant == row.variant and (base := values.get((comparison.baseline, seed), 0)) > 0
+            ]
+            ratio = row.ratios[key]
+            mean, low, high = rounded([math.nan if v is None else v for v in (ratio.mean, ratio.low, ratio.high)])
             rows.append(
-                {"label": row.variant, "color": style["color"], "dash": style["dash"],
-                 "mean": rounded([ratio.mean])[0], "low": low, "high": high, "points": points, "text": change(ratio)}
+                {"label": row.variant, **style[row.variant], "mean": mean, "low": low, "high": high, "points": points,
+                 "text": change(ratio)}
             )  # fmt: skip
         if rows:
-            panels.append({"title": measure.title, "rows": rows})
+            panels.append({"title": title, "rows": rows})
     return {"kind": "forest", "panels": panels} if panels else None
 
 
@@ -264,18 +247,14 @@ def robustness(views: Sequence[RunView], read: Callable[[Any], list[list[Any]]],
         if len(columns) == 4 and None not in columns[2] + columns[3]:
             line |= {"low": columns[2], "high": columns[3], "whiskers": True}
         series.append(line)
-    return {"kind": "lines", "series": series, **axes} if series else None
+    return lines(series, **axes)
 
 
-def _sensitivity(name: str) -> Callable[[Any], list[list[Any]]]:
-    return lambda facts: [
-        [row["variance"], row["overall"][name]] for row in facts["sensitivity"] if row["variance"] > 0
-    ]
+def by_noise(views: Sequence[RunView], name: str, read: Callable[[Any], list[Any]]) -> Chart | None:
+    def rows(facts: Any) -> list[list[Any]]:
+        return [[row["variance"], *read(row)] for row in facts[name] if row["variance"] > 0]
 
-
-def _distances(facts: Any) -> list[list[Any]]:
-    rows = [row for row in facts["distances"] if row["variance"] > 0]
-    return [[row["variance"], row["value"], row["low"], row["high"]] for row in rows]
+    return robustness(views, rows, BY_NOISE)
 
 
 def _lipschitz(facts: Any) -> list[list[Any]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from scalelong.errors import require
 from scalelong.files import FIGURES, atomic_file, check_target
@@ -27,10 +27,8 @@ INIT_COLORS = {"kaiming": RED, "norm-preserving": BLUE}
 
 def new_figure(width: float, height: float) -> Figure:
     """Create an empty figure of this size in inches. Matplotlib is imported here, not with the module."""
-    figure: Figure = require("matplotlib.figure", "train", "figures").Figure(
-        figsize=(width, height), layout="constrained"
-    )
-    return figure
+    matplotlib = require("matplotlib.figure", "train", "figures")
+    return cast("Figure", matplotlib.Figure(figsize=(width, height), layout="constrained"))
 
 
 def save_figure(figure: Figure, path: Path | str, dpi: int = 130) -> None:
@@ -67,7 +65,16 @@ def draw_kappa(estimate: KappaEstimate, name: str) -> Figure:
     ratios.set(title="‖ε‖²/‖x_t‖²", xlabel="ratio", yscale="log")
     for ax in (pixels, inputs, ratios):
         ax.legend(fontsize=8)
-    _kappa_sums(sums, estimate)
+
+    kappas = [k / 200 for k in range(1, 201)]
+    sums.plot(kappas, [estimate.sum_at(kappa) for kappa in kappas], color="k")
+    sums.axhline(estimate.mean_ratio, color=GREEN, lw=1, label=f"mean ratio {estimate.mean_ratio:.2f}")
+    sums.axhline(estimate.cap, color=RED, lw=1, label=f"min(5, N) = {estimate.cap:g}")
+    low, high, best, n = estimate.low, estimate.high, estimate.recommended, estimate.num_skips
+    sums.axvspan(low, high, color=YELLOW, alpha=0.4, label=f"{low:.2f} to {high:.2f}")
+    sums.plot([best], [estimate.sum_at(best)], "o", color=ORANGE, label=f"recommended {best:.2f}")
+    sums.set(title=f"Σκ² with N = {n} long skips", xlabel="kappa", ylim=(0, n + 0.3))
+    sums.legend(fontsize=8, loc="upper left")
     return figure
 
 
@@ -79,33 +86,18 @@ def _histogram(ax: Axes, histogram: Histogram) -> None:
     ax.bar(histogram.edges[:-1], heights, width, align="edge", color="#88a0c4")
 
 
-def _kappa_sums(ax: Axes, estimate: KappaEstimate) -> None:
-    """Draw Σκ^{2(i−1)} against kappa, the proposed range and the recommended value."""
-    kappas = [k / 200 for k in range(1, 201)]
-    ax.plot(kappas, [estimate.sum_at(kappa) for kappa in kappas], color="k")
-    ax.axhline(estimate.mean_ratio, color=GREEN, lw=1, label=f"mean ratio {estimate.mean_ratio:.2f}")
-    ax.axhline(estimate.cap, color=RED, lw=1, label=f"min(5, N) = {estimate.cap:g}")
-    low, high, best = estimate.low, estimate.high, estimate.recommended
-    ax.axvspan(low, high, color=YELLOW, alpha=0.4, label=f"{low:.2f} to {high:.2f}")
-    ax.plot([best], [estimate.sum_at(best)], "o", color=ORANGE, label=f"recommended {best:.2f}")
-    ax.set(title=f"Σκ² with N = {estimate.num_skips} long skips", xlabel="kappa", ylim=(0, estimate.num_skips + 0.3))
-    ax.legend(fontsize=8, loc="upper left")
-
-
 # ------------------------------------------------------------------------------------------------ scalelong theory
 
 
 def draw_theory(report: TheoryReport) -> Figure:
     """Six panels about Section 3: lines are predictions, markers are measurements."""
-    figure = new_figure(15, 9)
-    axes = figure.subplots(2, 3)
-    _feature_fit(axes[0, 0], report, "norm-preserving")
-    _feature_fit(axes[0, 1], report, "kaiming")
-    _path_sums(axes[0, 2], report)
-    _concentration(axes[1, 0], report)
-    _gradient_constant(axes[1, 1], report)
-    _robustness_bounds(axes[1, 2], report)
-    shape = report.shape
+    figure, shape = new_figure(15, 9), report.shape
+    fit, kaiming_fit, sums, concentration, constant, bounds = figure.subplots(2, 3).flat
+    _feature_fit(fit, report, "norm-preserving")
+    _feature_fit(kaiming_fit, report, "kaiming")
+    _path_sums(sums, report)
+    _sweeps(concentration, constant, report)
+    _robustness_bounds(bounds, report)
     size = f"m = {shape.width}, N = {shape.skips}, l = {shape.depth}"
     figure.suptitle(f"Section 3 on the network of Eq. 3: {size}, {report.seeds} networks")
     return figure
@@ -139,45 +131,35 @@ def _path_sums(ax: Axes, report: TheoryReport) -> None:
     ax.legend(fontsize=8)
 
 
-def _concentration(ax: Axes, report: TheoryReport) -> None:
-    """Theorem 3.1's probability: the spread over networks against the width."""
+def _sweeps(spreads: Axes, constants: Axes, report: TheoryReport) -> None:
+    """Theorem 3.1's probability: the spread over networks against the width. Theorem 3.3: its constant against N."""
     for init, color in INIT_COLORS.items():
-        rows = report.sweep(init, "width")
-        widths = [row.shape.width for row in rows]
+        rows, by_skips = report.sweep(init, "width"), report.sweep(init, "skips")
+        widths, skips = [row.shape.width for row in rows], [row.shape.skips for row in by_skips]
         label = f"{init}: m^({report.spread_exponents[init]:.2f})"
-        ax.loglog(widths, [row.spread for row in rows], MARKERS[init], color=color, label=label)
-    ax.loglog(widths, [row.spread_predicted for row in rows], "k-", lw=1, label="√((2N+1)(5l−3)/m)")
-    ax.set_xticks(widths, [str(width) for width in widths])
-    ax.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
-    ax.set_ylim(0.6 * min(row.spread for row in rows), None)
-    ax.minorticks_off()
-    ax.set(title="Theorem 3.1: concentration", xlabel="width m", ylabel="std of log ‖h_0‖² over networks")
-    ax.legend(fontsize=8)
-
-
-def _gradient_constant(ax: Axes, report: TheoryReport) -> None:
-    """Theorem 3.3: its constant against the number of skips."""
-    for init, color in INIT_COLORS.items():
-        rows = report.sweep(init, "skips")
-        skips = [row.shape.skips for row in rows]
-        ax.semilogy(skips, [row.constant for row in rows], MARKERS[init] + "-", color=color, label=init)
-    ax.set_xticks(skips)
+        spreads.loglog(widths, [row.spread for row in rows], MARKERS[init], color=color, label=label)
+        constants.semilogy(skips, [row.constant for row in by_skips], MARKERS[init] + "-", color=color, label=init)
+    spreads.loglog(widths, [row.spread_predicted for row in rows], "k-", lw=1, label="√((2N+1)(5l−3)/m)")
+    spreads.set_xticks(widths, [str(width) for width in widths])
+    spreads.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
+    spreads.set_ylim(0.6 * min(row.spread for row in rows), None)
+    spreads.minorticks_off()
+    spreads.set(title="Theorem 3.1: concentration", xlabel="width m", ylabel="std of log ‖h_0‖² over networks")
+    constants.set_xticks(skips)
     y = "max ‖∇_W ℓ‖² / (ℓ‖x_t‖²(Σκ_j² + 1))"
-    ax.set(title="Theorem 3.3: the constant it needs", xlabel="long skips N", ylabel=y)
-    ax.legend(fontsize=8)
+    constants.set(title="Theorem 3.3: the constant it needs", xlabel="long skips N", ylabel=y)
+    spreads.legend(fontsize=8)
+    constants.legend(fontsize=8)
 
 
 def _robustness_bounds(ax: Axes, report: TheoryReport) -> None:
     """Theorem 3.4, norm-preserving: measurements beside the bounds."""
     rows = [row for row in report.robustness if row.init == "norm-preserving"]
-    bars = {
-        "random δ": ([row.perturbed for row in rows], "#a3be8c"),
-        "‖∂UNet/∂x_t‖": ([row.network for row in rows], GREEN),
-        "main term Σκ_i M₀^i": ([row.main_term for row in rows], YELLOW),
-        "paper's bound": ([row.paper for row in rows], ORANGE),
-        "certified bound": ([row.certified for row in rows], RED),
-    }
-    for k, (label, (values, color)) in enumerate(bars.items()):
+    bars = [("perturbed", "random δ", "#a3be8c"), ("network", "‖∂UNet/∂x_t‖", GREEN),
+            ("main_term", "main term Σκ_i M₀^i", YELLOW), ("paper", "paper's bound", ORANGE),
+            ("certified", "certified bound", RED)]  # fmt: skip
+    for k, (field, label, color) in enumerate(bars):
+        values = [getattr(row, field) for row in rows]
         ax.bar([x + 0.16 * (k - 2) for x in range(len(rows))], values, 0.16, color=color, label=label)
     ax.set_yscale("log")
     ax.set_ylim(top=max(row.certified for row in rows) * 1e4)
@@ -191,54 +173,41 @@ def _robustness_bounds(ax: Axes, report: TheoryReport) -> None:
 
 def draw_robustness(result: Robustness) -> Figure:
     """Fig. 3c for a run: change of the prediction and of the loss, distance, Lipschitz constants."""
-    panels = 4 if result.distances else 3
+    bins, distances = list(pairwise(result.edges)), result.distances
+    panels = 4 if distances else 3
     figure = new_figure(4.2 * panels, 4)
-    change, loss, *rest = figure.subplots(1, panels)
-    _by_time(change, result, "change")
+    change, loss, *optional, lipschitz = figure.subplots(1, panels)
+    for ax, quantity in ((change, "change"), (loss, "loss")):  # one line per timestep bin, and one over all
+        rows = [row for row in result.sensitivity if row.variance or quantity == "loss"]
+        xs = [row.variance for row in rows]
+        for b, (low, high) in enumerate(bins):
+            values = [math.nan if (row_bin := row.by_time[b]) is None else getattr(row_bin, quantity) for row in rows]
+            ax.plot(xs, values, "o-", ms=3, lw=1, label=f"t from {low:g} to {high:g}")
+        ax.plot(xs, [getattr(row.overall, quantity) for row in rows], "ko-", ms=3, label="all")
+        _variance_axis(ax, xs)
+        ax.legend(fontsize=7)
     change.set(title="change of the prediction", ylabel="E‖Δε̂‖²/m", yscale="log")
-    _by_time(loss, result, "loss")
     loss.set(title="loss with extra noise", ylabel="E‖ε − ε̂(x_t + δ)‖²/m")
-    if result.distances:
-        _distances(rest[0], result)
-    _lipschitz(rest[-1], result)
+    for ax in optional:
+        ax.plot([d.variance for d in distances], [d.value for d in distances], "ko-", ms=3)
+        for d in distances:
+            if d.low is not None and d.high is not None:
+                ax.plot([d.variance, d.variance], [d.low, d.high], "k-", lw=1)
+        ax.set(title=f"{result.metric}, {result.samples} samples", ylabel="distance to the data")
+        _variance_axis(ax, [d.variance for d in distances])
+    middles = [(low + high) / 2 for low, high in bins]
+    pairs = list(zip(middles, result.lipschitz, strict=False))  # no constants were measured with points=0
+    bounds = [(t, 10**one.log10_bound) for t, one in pairs if one.log10_bound is not None and one.log10_bound < 300]
+    measured = "‖∂ε̂/∂x_t‖, measured"
+    lipschitz.plot([t for t, _ in pairs], [one.network for _, one in pairs], "ko-", ms=3, label=measured)
+    lipschitz.plot([t for t, _ in bounds], [b for _, b in bounds], "s--", ms=3, color=RED, label="Theorem 3.4's bound")
+    lipschitz.set(title="local Lipschitz constant", xlabel="t", yscale="log")
+    lipschitz.legend(fontsize=7)
     figure.suptitle(f"{result.run}: {result.scaling.get('kind', '')}, step {result.step}")
     return figure
 
 
-def _by_time(ax: Axes, result: Robustness, quantity: str) -> None:
-    """One line per timestep bin, and one over all."""
-    rows = [row for row in result.sensitivity if row.variance or quantity == "loss"]
-    xs = [row.variance for row in rows]
-    for b, (low, high) in enumerate(pairwise(result.edges)):
-        values = [math.nan if (row_bin := row.by_time[b]) is None else getattr(row_bin, quantity) for row in rows]
-        ax.plot(xs, values, "o-", ms=3, lw=1, label=f"t from {low:g} to {high:g}")
-    ax.plot(xs, [getattr(row.overall, quantity) for row in rows], "ko-", ms=3, label="all")
-    _variance_axis(ax, xs)
-    ax.legend(fontsize=7)
-
-
-def _distances(ax: Axes, result: Robustness) -> None:
-    xs = [d.variance for d in result.distances]
-    ax.plot(xs, [d.value for d in result.distances], "ko-", ms=3)
-    for d in result.distances:
-        if d.low is not None and d.high is not None:
-            ax.plot([d.variance, d.variance], [d.low, d.high], "k-", lw=1)
-    ax.set(title=f"{result.metric}, {result.samples} samples", ylabel="distance to the data")
-    _variance_axis(ax, xs)
-
-
-def _lipschitz(ax: Axes, result: Robustness) -> None:
-    middles = [(low + high) / 2 for low, high in pairwise(result.edges)]
-    pairs = list(zip(middles, result.lipschitz, strict=False))  # no constants were measured with points=0
-    ax.plot([t for t, _ in pairs], [one.network for _, one in pairs], "ko-", ms=3, label="‖∂ε̂/∂x_t‖, measured")
-    bounds = [(t, 10**one.log10_bound) for t, one in pairs if one.log10_bound is not None and one.log10_bound < 300]
-    ax.plot([t for t, _ in bounds], [b for _, b in bounds], "s--", ms=3, color=RED, label="Theorem 3.4's bound")
-    ax.set(title="local Lipschitz constant", xlabel="t", yscale="log")
-    ax.legend(fontsize=7)
-
-
 def _variance_axis(ax: Axes, variances: Sequence[float]) -> None:
     ax.set(xlabel="σ_δ², variance of the extra noise")
-    positive = [variance for variance in variances if variance > 0]
-    if positive:
+    if positive := [variance for variance in variances if variance > 0]:
         ax.set_xscale("symlog", linthresh=min(positive))

@@ -27,29 +27,37 @@ def findings(comparison: Comparison | None, labels: Sequence[str], steps: int, d
     if comparison is None or not any(row.means for row in comparison.rows):
         what = spell(labels[0]) if len(labels) == 1 else f"{len(labels)} runs"
         return Findings(_capital(f"{what} on {data}, {steps:,} steps"))
+    key, baseline = comparison.loss, spell(comparison.baseline)
     others = [row for row in comparison.rows if row.variant != comparison.baseline and row.means]
     if not others:
-        return _single(comparison, data)
-    seeds = max((ratio.n for row in others for ratio in row.ratios.values()), default=1)
-    baseline, losses = spell(comparison.baseline), _ratios(others, comparison.loss)
+        row = next(row for row in comparison.rows if row.means)
+        value = f": validation loss {plus_minus(row.means[key])}" if key in row.means else ""
+        return Findings(_capital(f"{spell(row.variant)} on {data} after {comparison.steps:,} steps{value}"))
+    losses = _ratios(others, key)
+    listed = "; ".join(f"{spell(name)} {change(ratio)}" for name, ratio in losses.items())
     lines = (
-        _losses(losses, baseline, comparison.loss),
+        f"{_capital(CURVES[key])} against {baseline}: {listed}." if losses else None,
         _best(
             _ratios(others, "feature_oscillation"),
             lambda name, by: f"Features oscillate least with {name}: {by} against {baseline}",
             f"Features oscillate less with {baseline} than with any of the others.",
         ),
-        _sooner(others, baseline, comparison.loss),
+        _sooner(others, baseline, key),
         _best(
             _ratios(others, "frechet"),
             lambda name, by: f"By Fréchet distance, samples with {name} are closest to the data: {by}",
             f"By Fréchet distance, no samples are closer to the data than those of {baseline}.",
         ),
     )
-    headline = (
-        _headline(losses, baseline, seeds) or f"{_join([spell(row.variant) for row in others])} beside {baseline}"
-    )
-    return Findings(_capital(headline), tuple(line for line in lines if line), _caveat(seeds, comparison.steps, data))
+    seeds = max((ratio.n for row in others for ratio in row.ratios.values()), default=1)
+    scope = f"{comparison.steps:,} steps on {data}"
+    caveat = f"{seeds} seeds, {scope}; paired by seed, 95 % intervals, not corrected for their number."
+    if seeds < 2:
+        caveat = f"One seed, {scope}: there is no interval, and differences of this size may be chance."
+    headline = f"{_join([row.variant for row in others])} beside {baseline}"
+    if losses:
+        headline = _headline(losses, baseline, seeds)
+    return Findings(_capital(headline), tuple(line for line in lines if line), caveat)
 
 
 def spell(label: str) -> str:
@@ -58,40 +66,25 @@ def spell(label: str) -> str:
     return f"{'reversed ' if cs[1] else ''}CS (κ = {cs[2]})" if cs else NAMES.get(label, label)
 
 
-def _single(comparison: Comparison, data: str) -> Findings:
-    row = next(row for row in comparison.rows if row.means)
-    loss = row.means.get(comparison.loss)
-    value = "" if loss is None else f": validation loss {plus_minus(loss)}"
-    return Findings(_capital(f"{spell(row.variant)} on {data} after {comparison.steps:,} steps{value}"))
-
-
-def _headline(losses: Mapping[str, Estimate], baseline: str, seeds: int) -> str | None:
-    if not losses:
-        return None
+def _headline(losses: Mapping[str, Estimate], baseline: str, seeds: int) -> str:
+    """The largest gain that the numbers support, otherwise what is worse, otherwise that nothing is clear."""
     best, worst = _lowest(losses), max(losses, key=lambda name: losses[name].mean)
     if seeds < 2:
         spread = max(1.0, losses[worst].mean) / min(1.0, losses[best].mean) - 1
         if spread < EVEN:
             return f"validation losses end within {_percent(spread)} of each other"
-        return _ends(best if losses[best].mean < 1 else worst, losses, baseline)
-    better = {name: ratio for name, ratio in losses.items() if ratio.high is not None and ratio.high < 1}
-    worse = [spell(name) for name, ratio in losses.items() if ratio.low is not None and ratio.low > 1]
-    if better:
-        return _ends(_lowest(better), better, baseline)
-    if worse:
-        return f"{_join(worse)} {'ends' if len(worse) == 1 else 'end'} above {baseline} in validation loss"
-    return f"no clear difference in validation loss from {baseline}"
-
-
-def _ends(name: str, losses: Mapping[str, Estimate], baseline: str) -> str:
-    ratio = losses[name].mean
+        clear = best if losses[best].mean < 1 else worst
+    else:
+        better = {name: ratio for name, ratio in losses.items() if ratio.high is not None and ratio.high < 1}
+        worse = [name for name, ratio in losses.items() if ratio.low is not None and ratio.low > 1]
+        if not better and worse:
+            return f"{_join(worse)} {'ends' if len(worse) == 1 else 'end'} above {baseline} in validation loss"
+        if not better:
+            return f"no clear difference in validation loss from {baseline}"
+        clear = _lowest(better)
+    ratio = losses[clear].mean
     by = f"{_percent(abs(ratio - 1))} {'below' if ratio < 1 else 'above'}"
-    return f"{spell(name)} ends {by} {baseline} in validation loss"
-
-
-def _losses(losses: Mapping[str, Estimate], baseline: str, key: str) -> str | None:
-    listed = "; ".join(f"{spell(name)} {change(ratio)}" for name, ratio in losses.items())
-    return f"{_capital(CURVES[key])} against {baseline}: {listed}." if losses else None
+    return f"{spell(clear)} ends {by} {baseline} in validation loss"
 
 
 def _best(ratios: Mapping[str, Estimate], best: Callable[[str, str], str], none: str) -> str | None:
@@ -108,9 +101,9 @@ def _best(ratios: Mapping[str, Estimate], best: Callable[[str, str], str], none:
 
 
 def _sooner(others: Sequence[Row], baseline: str, key: str) -> str | None:
-    timed = {row.variant: row.sooner[key] for row in others if key in row.sooner}
-    factors = {name: sooner.factor for name, sooner in timed.items() if sooner.factor is not None}
-    late = [spell(name) for name, sooner in timed.items() if sooner.factor is None]
+    timed = {row.variant: row.sooner[key].factor for row in others if key in row.sooner}
+    factors = {name: factor for name, factor in timed.items() if factor is not None}
+    late = [name for name in timed if name not in factors]
     target = f"the final validation loss of {baseline}"
     parts = []
     if factors:
@@ -125,12 +118,6 @@ def _sooner(others: Sequence[Row], baseline: str, key: str) -> str | None:
     return _capital("; ".join(parts)) + "." if parts else None
 
 
-def _caveat(seeds: int, steps: int, data: str) -> str:
-    if seeds < 2:
-        return f"One seed, {steps:,} steps on {data}: there is no interval, and differences of this size may be chance."
-    return f"{seeds} seeds, {steps:,} steps on {data}; paired by seed, 95 % intervals, not corrected for their number."
-
-
 def _ratios(rows: Sequence[Row], key: str) -> Mapping[str, Estimate]:
     return {row.variant: row.ratios[key] for row in rows if key in row.ratios}
 
@@ -143,8 +130,9 @@ def _percent(share: float) -> str:
     return f"{float(f'{share * 100:.2g}'):g} %"
 
 
-def _join(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def _join(labels: Sequence[str]) -> str:
+    *names, last = map(spell, labels)
+    return f"{', '.join(names)} and {last}" if names else last
 
 
 def _capital(text: str) -> str:

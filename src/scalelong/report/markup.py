@@ -28,40 +28,34 @@ def element(tag: str, *children: Child, **attributes: Any) -> Markup:
     Strings are escaped, `Markup` is not, None is skipped, other iterables are flattened. An attribute that is None or
     False is left out, True has no value; `class_` becomes `class`, `aria_label` becomes `aria-label`.
     """
-    words = [tag]
+    opening = tag
     for key, value in attributes.items():
-        if value is None or value is False:
-            continue
-        name = key.rstrip("_").replace("_", "-")
-        words.append(name if value is True else f'{name}="{escape(str(value))}"')
-    opening = f"<{' '.join(words)}>"
-    return Markup(opening if tag in VOID else f"{opening}{join(children)}</{tag}>")
+        if value is not None and value is not False:
+            opening += " " + key.rstrip("_").replace("_", "-") + ("" if value is True else f'="{escape(value)}"')
+    return Markup(f"<{opening}>" if tag in VOID else f"<{opening}>{join(children)}</{tag}>")
 
 
 def join(children: Iterable[Child]) -> Markup:
     """Concatenate children."""
-    parts = []
+    text = ""
     for child in children:
-        if isinstance(child, Markup):
-            parts.append(str(child))
-        elif isinstance(child, (str, int, float)):
-            parts.append(str(escape(str(child))))
+        if isinstance(child, (str, int, float)):
+            text += child if isinstance(child, Markup) else escape(child)
         elif child is not None:
-            parts.append(str(join(child)))
-    return Markup("".join(parts))
+            text += join(child)
+    return Markup(text)
 
 
-def escape(text: str) -> Markup:
+def escape(value: Any) -> str:
     """Escape text, and replace characters that cannot be shown or that reverse its direction."""
-    return Markup(html.escape(UNPRINTABLE.sub("\ufffd", text), quote=True))
+    return html.escape(UNPRINTABLE.sub("\ufffd", str(value)), quote=True)
 
 
 def raw_script(kind: str, body: str, **attributes: Any) -> Markup:
     """A script or style element with a body of our own."""
     if re.search(r"</(script|style)|<!--", body, re.IGNORECASE):
         raise AssertionError(f"the text of this {kind} would end its element")
-    opening = str(element(kind, **attributes)).removesuffix(f"</{kind}>")
-    return Markup(f"{opening}{body}</{kind}>")
+    return element(kind, Markup(body), **attributes)
 
 
 def json_script(identity: str, value: Any) -> Markup:

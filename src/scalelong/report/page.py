@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from scalelong.experiments.comparison import Comparison, measure_run, summarise
+from scalelong.experiments.comparison import Comparison, measure_run
 from scalelong.files import check_target, write_text
 from scalelong.report import sections
 from scalelong.report.charts import charts, styles
 from scalelong.report.findings import findings
 from scalelong.report.markup import Markup, element, json_script, raw_script
 from scalelong.report.pictures import sample_frames
-from scalelong.report.read import RunView, is_scaling_key, labels, read_runs
+from scalelong.report.read import RunView, differing_keys, is_scaling_key, labels, read_runs
 from scalelong.version import __version__
 
 # Losses compare only between runs that agree in these settings.
@@ -36,29 +36,32 @@ def render(views: Sequence[RunView]) -> str:
     """The page as text."""
     comparison = compare_views(views)
     drawn = charts(views, comparison)
-    names = set(drawn)
+    settings = [view.run.settings for view in views]
+    others = [key for key in differing_keys(settings) if key != "seed" and not is_scaling_key(key)]
+    only_scaling_differs = len(views) > 1 and all(settings) and not others
     data = _common(views, "data.name") or "several datasets"
     steps = max(view.run.logged_step for view in views)
     summary = findings(comparison, labels(views), steps, data)
+    sources = ", ".join(view.name for view in views[:6]) + (" …" if len(views) > 6 else "")
     body = [
         sections.headline(summary, _facts(views, data, steps)),
         sections.legend(views),
         element("main", [
-            None if comparison is None else sections.results(comparison, views, names),
-            sections.curves(names, _only_scaling_differs(views), "" if comparison is None else comparison.baseline),
-            sections.oscillation(names, views),
-            sections.skips(names),
+            sections.results(comparison, views, drawn),
+            sections.curves(drawn, only_scaling_differs, "" if comparison is None else comparison.baseline),
+            sections.oscillation(drawn, views),
+            sections.skips(drawn),
             sections.samples(views, sample_frames([view.run for view in views])),
-            sections.robustness(names, views),
+            sections.robustness(drawn, views),
             sections.evaluation(views),
             sections.configs(views),
         ]),
-        sections.footer([
-            f"Written by scalelong {__version__} on {time.strftime('%Y-%m-%d %H:%M')} from "
-            f"{', '.join(view.name for view in views[:6])}{' …' if len(views) > 6 else ''}.",
-            "Long skips are counted from the outermost, i = 1. Long curves are thinned; the range of each point is "
-            "kept.",
-        ]),
+        element(
+            "footer",
+            element("p", f"Written by scalelong {__version__} on {time.strftime('%Y-%m-%d %H:%M')} from {sources}."),
+            element("p", "Long skips are counted from the outermost, i = 1. Long curves are thinned; the range of each "
+                    "point is kept."),
+        ),
         element("div", id="said", class_="said", aria_live="polite"),
     ]  # fmt: skip
     return _document(summary.headline, body, {"runs": styles(views), "charts": drawn})
@@ -66,17 +69,16 @@ def render(views: Sequence[RunView]) -> str:
 
 def compare_views(views: Sequence[RunView]) -> Comparison | None:
     """Means and paired ratios of the finished runs; None if their losses do not compare."""
-    if any(len({repr(view.run.settings.get(key)) for view in views}) > 1 for key in SAME):
+    if any(key in SAME for key in differing_keys([view.run.settings for view in views])):
         return None
-    measured = [
-        measure_run(view.run, view.label, -1 if view.seed is None else view.seed) for view in views if view.finished
-    ]
-    missing = [
-        f"{view.name} is at step {view.run.logged_step:,} of {view.run.settings.get('train.steps')}"
-        for view in views
-        if not view.finished
-    ]
-    return summarise(
+    measured, missing = [], []
+    for view in views:
+        if view.finished:
+            measured.append(measure_run(view.run, view.label, -1 if view.seed is None else view.seed))
+        else:
+            steps = view.run.settings.get("train.steps")
+            missing.append(f"{view.name} is at step {view.run.logged_step:,} of {steps}")
+    return Comparison(
         measured,
         labels(views),
         preset=_common(views, "preset") or "",
@@ -124,11 +126,3 @@ def _common(views: Sequence[RunView], key: str) -> str | None:
     """The value of a setting if all runs share it."""
     values = {str(view.run.settings[key]) for view in views if key in view.run.settings}
     return values.pop() if len(values) == 1 else None
-
-
-def _only_scaling_differs(views: Sequence[RunView]) -> bool:
-    others = [
-        {key: value for key, value in view.run.settings.items() if key != "seed" and not is_scaling_key(key)}
-        for view in views
-    ]
-    return len(views) > 1 and all(own and own == others[0] for own in others)

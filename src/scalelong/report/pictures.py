@@ -40,13 +40,11 @@ class Frame:
 
 def sample_frames(runs: Sequence[Run], budget: int = BUDGET) -> list[list[Frame]]:
     """The frames of every run's samples/step-N.png, at the best level that fits into `budget` bytes."""
-    files = [_sample_files(run.samples_path) for run in runs]
-    tiles = [_tile_size(run) for run in runs]
     for count, across, colors in LEVELS:
         frames: list[list[Frame]] = []
         bytes_left = budget
-        for own, tile in zip(files, tiles, strict=True):
-            made = [_frame(path, step, tile, across, colors) for step, path in _spread(own, count)]
+        for run in runs:
+            made = [_frame(path, step, _tile_size(run), across, colors) for step, path in _sample_files(run, count)]
             frames.append([frame for frame in made if frame is not None])
             bytes_left -= sum(len(frame.address) for frame in frames[-1])
             if bytes_left < 0 and count > 1:
@@ -56,10 +54,15 @@ def sample_frames(runs: Sequence[Run], budget: int = BUDGET) -> list[list[Frame]
     return frames
 
 
-def _sample_files(folder: Path) -> list[tuple[int, Path]]:
-    """(step, file) of a run's grids, in order."""
-    names = [(re.fullmatch(r"step-(\d{1,12})\.png", path.name), path) for path in folder.glob("step-*.png")]
-    return sorted((int(match[1]), path) for match, path in names if match and path.is_file())
+def _sample_files(run: Run, count: int) -> list[tuple[int, Path]]:
+    """(step, file) of `count` of a run's grids, evenly over the steps and always with the last."""
+    names = [(re.fullmatch(r"step-(\d{1,12})\.png", path.name), path) for path in run.samples_path.glob("step-*.png")]
+    files = sorted((int(match[1]), path) for match, path in names if match and path.is_file())
+    if len(files) <= count:
+        return files
+    wanted = [files[-1][0] * (k + 1) / count for k in range(count)]
+    chosen = {min(files, key=lambda file: abs(file[0] - step)) for step in wanted}
+    return sorted(chosen | {files[-1]})[-count:]
 
 
 def _tile_size(run: Run) -> int | None:
@@ -67,15 +70,6 @@ def _tile_size(run: Run) -> int | None:
     shapes = run.record.get("shapes")
     size = shapes.get("size") if isinstance(shapes, dict) and run.settings.get("data.vae") is None else None
     return size if isinstance(size, int) and 0 < size <= 1024 else None
-
-
-def _spread(files: list[tuple[int, Path]], count: int) -> list[tuple[int, Path]]:
-    """`count` files, evenly over the steps and always with the last."""
-    if len(files) <= count:
-        return files
-    wanted = [files[-1][0] * (k + 1) / count for k in range(count)]
-    chosen = {min(files, key=lambda file: abs(file[0] - step)) for step in wanted}
-    return sorted(chosen | {files[-1]})[-count:]
 
 
 def _frame(path: Path, step: int, tile: int | None, across: int, colors: int | None) -> Frame | None:
@@ -110,8 +104,7 @@ def _natural_size(picture: Image) -> Image:
     """Undo an enlargement by an integer factor: a grid of 8×8 digits needs 73 pixels, not 1022."""
     data = np.asarray(picture)
     for factor in range(32, 1, -1):
-        if picture.width % factor == 0 and picture.height % factor == 0:
-            small = data[::factor, ::factor]
-            if (small.repeat(factor, 0).repeat(factor, 1) == data).all():
-                return picture.resize((picture.width // factor, picture.height // factor), 0)  # nearest
+        small = data[::factor, ::factor].repeat(factor, 0).repeat(factor, 1)
+        if np.array_equal(small, data):
+            return picture.resize((picture.width // factor, picture.height // factor), 0)  # nearest
     return picture

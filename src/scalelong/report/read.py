@@ -19,10 +19,7 @@ class RunView:
     run: Run
     name: str
     label: str
-
-    @property
-    def seed(self) -> int | None:
-        return _seed(self.run)
+    seed: int | None
 
     @property
     def finished(self) -> bool:
@@ -33,8 +30,9 @@ class RunView:
 def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
     """Open runs in the given order. The folder of a comparison stands for its runs."""
     runs = find_runs(paths)
-    together = zip(runs, _names(runs), _labels(runs), strict=True)
-    return [RunView(index, run, name, label) for index, (run, name, label) in enumerate(together)]
+    seeds = [seed if type(seed := run.settings.get("seed")) is int else None for run in runs]
+    columns = zip(runs, _names(runs), _labels(runs, seeds), seeds, strict=True)
+    return [RunView(index, *column) for index, column in enumerate(columns)]
 
 
 def labels(views: Sequence[RunView]) -> list[str]:
@@ -53,7 +51,7 @@ def is_scaling_key(key: str) -> bool:
     return key == "kappa" or key.startswith("scaling.")
 
 
-def _labels(runs: list[Run]) -> list[str]:
+def _labels(runs: list[Run], seeds: list[int | None]) -> list[str]:
     """The scaling's label, followed by up to two other settings that differ between the runs."""
     settings = [run.settings for run in runs if run.settings]
     differing = [key for key in differing_keys(settings) if key not in ("seed", "preset") and not is_scaling_key(key)]
@@ -61,7 +59,7 @@ def _labels(runs: list[Run]) -> list[str]:
     for run in runs:
         others = [f"{key.rpartition('.')[2]} {run.settings.get(key)}" for key in differing[:2]]
         labels.append(" · ".join([_scaling(run), *others]) if run.settings else run.name)
-    distinct = {(label, _seed(run)) for label, run in zip(labels, runs, strict=True)}
+    distinct = set(zip(labels, seeds, strict=True))
     return labels if len(distinct) == len(runs) else [run.name for run in runs]
 
 
@@ -76,13 +74,8 @@ def _scaling(run: Run) -> str:
 def _names(runs: list[Run]) -> list[str]:
     """Folder names, with as much of the path as makes them unique."""
     parts = [run.folder.resolve().parts for run in runs]
-    for depth in range(1, max(map(len, parts))):
+    for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(own[-depth:]) for own in parts]
         if len(set(names)) == len(names):
-            return names
-    return ["/".join(own) for own in parts]
-
-
-def _seed(run: Run) -> int | None:
-    seed = run.settings.get("seed")
-    return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+            break
+    return names

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from scalelong._text import number, with_interval
 from scalelong.experiments.comparison import Comparison
@@ -13,6 +13,7 @@ from scalelong.report.findings import Findings
 from scalelong.report.markup import Child, Markup, element
 from scalelong.report.pictures import Frame
 from scalelong.report.read import RunView, differing_keys, labels
+from scalelong.runs.config import flatten
 
 # The charts of each section: name, title, caption.
 CURVES = [
@@ -55,22 +56,13 @@ FOREST = (
     "Ratio to the baseline's run of the same seed; left of the line is less. A tick is a seed, the mark their "
     "geometric mean, the bar its 95 % interval (none for one seed)."
 )
+# The fields of an evaluation card: title and dotted key.
 CARD = {
-    "N": ("n",),
-    "reference": ("reference", "name"),
-    "split": ("reference", "split"),
-    "N of the reference": ("reference", "n"),
-    "extractor": ("extractor",),
-    "weights": ("weights",),
-    "resize": ("resize",),
-    "sampler": ("generation", "sampler"),
-    "evaluations per sample": ("generation", "evaluations"),
-    "guidance": ("generation", "guidance"),
-    "EMA": ("generation", "ema"),
-    "sample seed": ("generation", "sample_seed"),
-    "step": ("generation", "step"),
-    "measured": ("created",),
-}
+    "N": "n", "reference": "reference.name", "split": "reference.split", "N of the reference": "reference.n",
+    "extractor": "extractor", "weights": "weights", "resize": "resize", "sampler": "generation.sampler",
+    "evaluations per sample": "generation.evaluations", "guidance": "generation.guidance", "EMA": "generation.ema",
+    "sample seed": "generation.sample_seed", "step": "generation.step", "measured": "created",
+}  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ building blocks
 
@@ -80,35 +72,40 @@ def member(views: Sequence[RunView]) -> str:
     return " ".join(str(view.index) for view in views)
 
 
-def section(identity: str, title: str, lead: str, *children: Child) -> Markup:
-    """A section with its heading and a sentence or two on how to read it."""
+def section(identity: str, title: str, lead: str, *children: Child) -> Markup | None:
+    """A section with its heading and a sentence or two on how to read it; None without content."""
+    if not any(children):
+        return None
     return element("section", element("h2", title), element("p", lead, class_="lead"), *children, id=identity)
 
 
-def figure(chart: str, title: str, caption: str, wide: bool = False) -> Markup:
-    """An empty element that the script draws a chart into, with title and caption."""
-    return element(
-        "figure",
-        element("h3", title),
-        element("div", class_="chart", data_chart=chart, aria_label=f"{title}. Arrow keys move the cursor."),
-        element("figcaption", caption),
-        class_="wide" if wide else None,
-    )
+def figure(drawn: Collection[str], chart: str, title: str, caption: str, wide: bool = False) -> Markup | None:
+    """An empty element that the script draws a chart into, with title and caption; None if the chart has no data."""
+    if chart not in drawn:
+        return None
+    canvas = element("div", class_="chart", data_chart=chart, aria_label=f"{title}. Arrow keys move the cursor.")
+    caption = element("figcaption", caption)
+    return element("figure", element("h3", title), canvas, caption, class_="wide" if wide else None)
 
 
-def figures(catalogue: Sequence[tuple[str, str, str]], drawn: set[str], class_: str = "figures") -> Markup | None:
+def figures(
+    drawn: Collection[str], catalogue: Sequence[tuple[str, str, str]], class_: str = "figures"
+) -> Markup | None:
     """The charts of a section that have data."""
-    shown = [figure(*entry) for entry in catalogue if entry[0] in drawn]
+    shown = [figure(drawn, *entry) for entry in catalogue if entry[0] in drawn]
     return element("div", shown, class_=class_) if shown else None
 
 
+class Row(NamedTuple):
+    title: Child
+    cells: Sequence[Child]
+    marked: bool = False
+
+
 def table(
-    columns: Sequence[tuple[Child, Sequence[RunView]]],
-    rows: Sequence[tuple[Child, Sequence[Child], bool]],
-    label: str,
-    corner: str = "",
+    columns: Sequence[tuple[Child, Sequence[RunView]]], rows: Sequence[Row], label: str, corner: str = ""
 ) -> Markup:
-    """A table that scrolls sideways: (heading, runs) of each column; (heading, cells, marked) of each row."""
+    """A table that scrolls sideways. Each column has a heading and the runs that it belongs to."""
     head = [element("th", title, scope="col", data_member=member(views)) for title, views in columns]
     body = []
     for title, cells, marked in rows:
@@ -117,33 +114,29 @@ def table(
             for cell, (_, views) in zip(cells, columns, strict=True)
         ]
         body.append(element("tr", element("th", title, scope="row"), row))
-    content = element(
-        "table", element("thead", element("tr", element("th", corner, scope="col"), head)), element("tbody", body)
-    )
+    head_row = element("tr", element("th", corner, scope="col"), head)
+    content = element("table", element("thead", head_row), element("tbody", body))
     return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
-def notes(lines: Sequence[str]) -> Markup | None:
-    return element("ul", [element("li", line) for line in lines], class_="notes") if lines else None
+def bullets(lines: Sequence[Child], class_: str | None = None) -> Markup | None:
+    return element("ul", [element("li", line) for line in lines], class_=class_) if lines else None
 
 
 # -------------------------------------------------------------------------------------------------------- sections
 
 
 def headline(summary: Findings, facts: Sequence[str]) -> Markup:
-    details = [element("li", _unbroken(line)) for line in summary.details]
+    title, caveat, *details = (  # a percent sign stays on the line of its number
+        line.replace(" %", "\u00a0%") for line in (summary.headline, summary.caveat, *summary.details)
+    )
     return element(
         "header",
         element("p", " · ".join(facts), class_="over"),
-        element("h1", _unbroken(summary.headline)),
-        element("ul", details, class_="details") if details else None,
-        element("p", _unbroken(summary.caveat), class_="caveat") if summary.caveat else None,
+        element("h1", title),
+        bullets(details, "details"),
+        element("p", caveat, class_="caveat") if caveat else None,
     )
-
-
-def _unbroken(text: str) -> str:
-    """Keep a percent sign on the line of its number."""
-    return text.replace(" %", "\u00a0%")
 
 
 def legend(views: Sequence[RunView]) -> Markup:
@@ -171,51 +164,45 @@ def legend(views: Sequence[RunView]) -> Markup:
     return element("nav", element("ul", chips), controls, class_="legend", aria_label="Runs: press to hide or show")
 
 
-def results(comparison: Comparison, views: Sequence[RunView], drawn: set[str]) -> Markup | None:
+def results(comparison: Comparison | None, views: Sequence[RunView], drawn: Collection[str]) -> Markup | None:
     """The table of means and paired ratios, and the chart of the ratios."""
-    if not comparison.measures():
+    if comparison is None or not comparison.measures():
         return None
     columns: list[tuple[Child, list[RunView]]] = []
-    for row in comparison.rows:
-        own = [view for view in views if view.label == row.variant]
+    for variant in comparison.variants:
+        own = [view for view in views if view.label == variant]
         swatch = element("span", data_swatch=own[0].index) if own else None
-        note = element("small", "baseline") if row.variant == comparison.baseline else None
-        columns.append(([swatch, " ", row.variant, " ", note], own))
-    rows: list[tuple[Child, list[Child], bool]] = [
-        (
-            [title, element("small", note)],
-            [[element("span", mean, class_="mean"), element("small", change) if change else None]
-             for mean, change in cells],
-            False,
-        )
-        for title, note, cells in comparison.table()
-    ]  # fmt: skip
-    forest = figure("forest", f"Against {comparison.baseline}", FOREST, wide=True) if "forest" in drawn else None
+        note = element("small", "baseline") if variant == comparison.baseline else None
+        columns.append(([swatch, " ", variant, " ", note], own))
+    rows = []
+    for title, note, texts in comparison.table():
+        cells = [
+            [element("span", mean, class_="mean"), element("small", change) if change else None]
+            for mean, change in texts
+        ]
+        rows.append(Row([title, element("small", note)], cells))
     return section(
         "results",
         "Results",
         statistics_note(len(comparison.seeds)),
-        forest,
+        figure(drawn, "forest", f"Against {comparison.baseline}", FOREST, wide=True),
         table(columns, rows, "Results"),
-        notes([*comparison.notes, *(f"missing: {line}" for line in comparison.missing)]),
+        bullets([*comparison.notes, *(f"missing: {line}" for line in comparison.missing)], "notes"),
     )
 
 
-def curves(drawn: set[str], only_scaling_differs: bool, baseline: str) -> Markup | None:
-    shown = figures([(name, title.format(baseline=baseline), caption) for name, title, caption in CURVES], drawn)
+def curves(drawn: Collection[str], only_scaling_differs: bool, baseline: str) -> Markup | None:
     lead = "Means over the points of a curve; the bar above smooths and switches to a logarithmic axis."
     if only_scaling_differs:
         lead = "Runs of one seed see the same images, times and noise in the same order; only their scaling differs."
-    return section("curves", "Training", lead, shown) if shown else None
+    catalogue = [(name, title.format(baseline=baseline), caption) for name, title, caption in CURVES]
+    return section("curves", "Training", lead, figures(drawn, catalogue))
 
 
-def oscillation(drawn: set[str], views: Sequence[RunView]) -> Markup | None:
-    panels = figure(*NORMS, wide=True) if "norms" in drawn else None
-    charts, alarms = figures(OSCILLATION, drawn, "figures three"), _alarms(views)
-    if charts is None and panels is None and alarms is None:
-        return None
+def oscillation(drawn: Collection[str], views: Sequence[RunView]) -> Markup | None:
     lead = "How much features and gradients jump from one step to the next, skip by skip (i = 1 is the outermost)."
-    return section("oscillations", "Oscillation", lead, charts, panels, alarms)
+    charts = figures(drawn, OSCILLATION, "figures three")
+    return section("oscillations", "Oscillation", lead, charts, figure(drawn, *NORMS, wide=True), _alarms(views))
 
 
 def _alarms(views: Sequence[RunView]) -> Markup | None:
@@ -224,24 +211,20 @@ def _alarms(views: Sequence[RunView]) -> Markup | None:
         if view.run.stability is None:
             continue
         lines = view.run.stability.alarms()
-        listed = element("ul", [element("li", line) for line in lines[:20]]) if lines else " no alarm"
         more = element("p", f"and {len(lines) - 20} more") if len(lines) > 20 else None
+        listed = bullets(lines[:20]) or " no alarm"
         items.append(element("li", element("strong", view.name), listed, more, data_member=member([view])))
     if not items:
         return None
     return element("details", element("summary", "Alarms of the monitor"), element("ul", items, class_="alarms"))
 
 
-def skips(drawn: set[str]) -> Markup | None:
-    shown = figures(SKIPS, drawn)
-    if shown is None:
-        return None
-    more = None
-    if "ratios" in drawn:
-        summary = element("summary", "The ratios over training")
-        more = element("details", summary, figure(*RATIOS, wide=True), class_="print")
+def skips(drawn: Collection[str]) -> Markup | None:
     lead = "How strongly each long skip is scaled, and how large it is beside the backbone."
-    return section("skips", "Long skips", lead, shown, more)
+    ratios = figure(drawn, *RATIOS, wide=True)
+    summary = element("summary", "The ratios over training")
+    more = element("details", summary, ratios, class_="print") if ratios else None
+    return section("skips", "Long skips", lead, figures(drawn, SKIPS), more)
 
 
 def samples(views: Sequence[RunView], frames: Sequence[Sequence[Frame]]) -> Markup | None:
@@ -249,6 +232,7 @@ def samples(views: Sequence[RunView], frames: Sequence[Sequence[Frame]]) -> Mark
     steps = sorted({frame.step for own in frames for frame in own})
     if not steps:
         return None
+    several_seeds = len({view.seed for view in views}) > 1
     grids = []
     for view, own in zip(views, frames, strict=True):
         images = [
@@ -257,7 +241,7 @@ def samples(views: Sequence[RunView], frames: Sequence[Sequence[Frame]]) -> Mark
                     hidden=frame is not own[-1])
             for frame in own
         ]  # fmt: skip
-        seed = "" if view.seed is None or len({other.seed for other in views}) < 2 else f" · seed {view.seed}"
+        seed = f" · seed {view.seed}" if several_seeds and view.seed is not None else ""
         title = element("figcaption", element("span", data_swatch=view.index), " ", view.label, seed)
         if images:
             grids.append(element("figure", title, images, class_="samples", data_member=member([view])))
@@ -272,43 +256,39 @@ def samples(views: Sequence[RunView], frames: Sequence[Sequence[Frame]]) -> Mark
     return section("samples", "Samples", lead, slider, element("div", grids, class_="grids"))
 
 
-def robustness(drawn: set[str], views: Sequence[RunView]) -> Markup | None:
-    shown = figures(ROBUSTNESS, drawn)
-    if shown is None:
-        return None
+def robustness(drawn: Collection[str], views: Sequence[RunView]) -> Markup | None:
     lead = "Gaussian noise δ of variance σ_δ² is added to the network's input (the paper's Fig. 3c)."
     metrics = dict.fromkeys(str(m) for view in views if (m := (view.run.robustness or {}).get("metric")))
     if metrics:
         lead += f" Distance: {'; '.join(metrics)}."
-    return section("robustness", "Robustness", lead, shown)
+    return section("robustness", "Robustness", lead, figures(drawn, ROBUSTNESS))
 
 
 def evaluation(views: Sequence[RunView]) -> Markup | None:
     """Every stored evaluation with its card, side by side; fields that differ are marked."""
-    columns, values = [], []
-    for view in views:
-        for stored in view.run.evaluations.values():
-            columns.append((view.name, [view]))
-            values.append(stored)
-    if not columns:
+    columns = [(view.name, [view]) for view in views for _ in view.run.evaluations]
+    stored = [evaluation for view in views for evaluation in view.run.evaluations.values()]
+    if not stored:
         return None
-    cards = [stored["card"] for stored in values]
-    rows: list[tuple[Child, list[Child], bool]] = [_row("metric", [_cell(card.get("metric")) for card in cards])]
+    cards = [flatten(one["card"]) for one in stored]
+    metrics = [_cell(card.get("metric")) for card in cards]
+    rows = [Row("metric", metrics, len(set(metrics)) > 1)]
     for title, key in (("distance", "frechet"), ("KID", "kid")):
-        texts = [_interval(stored.get(key), stored.get(f"{key}_interval")) for stored in values]
-        if key == "frechet" or any(text != "–" for text in texts):
-            rows.append((title, [element("strong", text) for text in texts], False))
-    for title, path in CARD.items():
-        texts = [_cell(_at(card, path)) for card in cards]
-        if title in ("weights", "measured"):  # the start of a hash; a date without seconds and time zone
-            texts = [text[:12] if title == "weights" else text[:16].replace("T", " ") for text in texts]
-        if any(text != "–" for text in texts):
-            rows.append(_row(title, texts))
-    lines = [str(note) for card in cards if isinstance(card.get("notes"), list) for note in card["notes"]]
+        texts = [_interval(one.get(key), one.get(f"{key}_interval")) for one in stored]
+        if key == "frechet" or set(texts) != {"–"}:
+            rows.append(Row(title, [element("strong", text) for text in texts]))
+    for title, key in CARD.items():
+        texts = [_cell(card.get(key)) for card in cards]
+        if title == "weights":
+            texts = [text[:12] for text in texts]  # the start of a hash
+        if title == "measured":
+            texts = [text[:16].replace("T", " ") for text in texts]  # without seconds and time zone
+        if set(texts) != {"–"}:
+            rows.append(Row(title, texts, len(set(texts)) > 1 and title != "measured"))
+    lines = dict.fromkeys(str(note) for card in cards if isinstance(card.get("notes"), tuple) for note in card["notes"])
     lead = "Two distances compare only if their cards agree. Fields that differ are marked."
-    return section(
-        "evaluation", "Evaluation cards", lead, table(columns, rows, "Evaluation cards"), notes([*dict.fromkeys(lines)])
-    )
+    cards_table = table(columns, rows, "Evaluation cards")
+    return section("evaluation", "Evaluation cards", lead, cards_table, bullets(list(lines), "notes"))
 
 
 def configs(views: Sequence[RunView]) -> Markup | None:
@@ -316,40 +296,28 @@ def configs(views: Sequence[RunView]) -> Markup | None:
     known = [view for view in views if view.run.settings]
     if not known:
         return None
-    settings = [view.run.settings for view in known]
-    keys = differing_keys(settings)
-    rows: list[tuple[Child, list[Child], bool]] = [
-        (key, [_cell(own.get(key)) for own in settings], False) for key in keys
-    ]
-    records = [view.run.record for view in known]
-    rows.append(("steps done", [_cell(view.run.logged_step) for view in known], False))
-    rows.append(
-        ("parameters", [f"{n:,}" if isinstance(n := r.get("parameters"), int) else "–" for r in records], False)
-    )
-    rows.append(("device", [_cell(record.get("device")) for record in records], False))
-    for name in ("torch", "scalelong"):
-        rows.append((name, [_cell(_at(record, ("versions", name))) for record in records], False))
-    complete = [
-        element(
-            "details",
-            element("summary", f"All settings of {view.name}"),
-            element("table", element("tbody", [
-                element("tr", element("th", key, scope="row"), element("td", _cell(value)))
-                for key, value in view.run.settings.items()
-            ])),
-            data_member=member([view]),
-        )
-        for view in known
-    ]  # fmt: skip
+    keys = differing_keys([view.run.settings for view in known])
+    rows = [Row(key, [_cell(view.run.settings.get(key)) for view in known]) for key in keys]
+    rows.append(Row("steps done", [_cell(view.run.logged_step) for view in known]))
+    records = [flatten(view.run.record) for view in known]
+    sizes = [record.get("parameters") for record in records]
+    rows.append(Row("parameters", [f"{size:,}" if isinstance(size, int) else "–" for size in sizes]))
+    for key in ("device", "versions.torch", "versions.scalelong"):
+        rows.append(Row(key.removeprefix("versions."), [_cell(record.get(key)) for record in records]))
+    complete = []
+    for view in known:
+        settings = [
+            element("tr", element("th", key, scope="row"), element("td", _cell(value)))
+            for key, value in view.run.settings.items()
+        ]
+        summary = element("summary", f"All settings of {view.name}")
+        content = element("table", element("tbody", settings))
+        complete.append(element("details", summary, content, data_member=member([view])))
     lead = "These settings differ between the runs; all others are equal." if keys else "All settings are equal."
     if len(known) == 1:
         lead = "The settings of this run."
     columns = [(view.name, [view]) for view in known]
     return section("configs", "Configs", lead, table(columns, rows, "Settings that differ", "setting"), complete)
-
-
-def _row(title: str, texts: Sequence[str]) -> tuple[Child, list[Child], bool]:
-    return title, list(texts), len(set(texts)) > 1 and title != "measured"
 
 
 def _interval(value: Any, interval: Any) -> str:
@@ -358,12 +326,6 @@ def _interval(value: Any, interval: Any) -> str:
     low, high = (interval.get("low"), interval.get("high")) if isinstance(interval, dict) else (None, None)
     known = isinstance(low, (int, float)) and isinstance(high, (int, float))
     return with_interval(value, low, high) if known else number(value)
-
-
-def _at(value: Any, path: Sequence[str]) -> Any:
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _cell(value: Any) -> str:
@@ -375,7 +337,3 @@ def _cell(value: Any) -> str:
         return ", ".join(map(_cell, value))
     text = str(value)
     return text if len(text) <= 200 else text[:199] + "…"
-
-
-def footer(lines: Sequence[str]) -> Markup:
-    return element("footer", [element("p", line) for line in lines])
