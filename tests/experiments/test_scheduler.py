@@ -175,13 +175,13 @@ def test_slots_share_the_cores_and_never_use_more():
 
 def test_the_thread_limit_of_the_user_is_respected(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert make_slots(1, gpus=[], cores=8)[0].environment["OMP_NUM_THREADS"] == "1"
+    assert make_slots(1, None, gpus=[], cores=8)[0].environment["OMP_NUM_THREADS"] == "1"
 
 
 def test_each_gpu_runs_one_job():
-    made = make_slots(12, gpus=["0", "1", "GPU-abc"], cores=8)
+    made = make_slots(12, None, gpus=["0", "1", "GPU-abc"], cores=8)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in made] == ["0", "1", "GPU-abc"]
-    assert len(make_slots(2, gpus=["0", "1", "2"], cores=8)) == 2
+    assert len(make_slots(2, None, gpus=["0", "1", "2"], cores=8)) == 2
     doubled = make_slots(12, 4, gpus=["5", "7"], cores=8)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in doubled] == ["5", "7", "5", "7"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from scalelong.experiments.comparison import Comparison, measure_run
 from scalelong.experiments.live import Live
 from scalelong.experiments.plan import DistanceSpec, Variant, plan
-from scalelong.experiments.scheduler import Ending, make_slots, run_jobs
+from scalelong.experiments.scheduler import Ending, make_slots, run_jobs, usable_cores, visible_gpus
 from scalelong.experiments.statistics import statistics_note
 from scalelong.runs.run import COMPARISON, Run
 
@@ -57,7 +57,7 @@ def run_comparison(
     """
     out = Path(out)
     planned = plan(variants, seeds, out, distance)
-    slots = make_slots(len(planned), jobs)
+    slots = make_slots(len(planned), jobs, visible_gpus(), usable_cores())
     with Live(planned, quiet=quiet) as display:
         endings, signal = run_jobs(planned, slots, out / "logs", display)
     comparison = Comparison(

@@ -39,9 +39,7 @@ class Slot:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def make_slots(
-    jobs: int, limit: int | None = None, *, gpus: list[str] | None = None, cores: int | None = None
-) -> list[Slot]:
+def make_slots(jobs: int, limit: int | None, gpus: Sequence[str], cores: int) -> list[Slot]:
     """Slots for `jobs` runs: one per GPU, otherwise one per core, or `limit` (--jobs) of them.
 
     The cores are divided among the slots. Two torch processes of two threads each on two cores slow each other down up
@@ -49,8 +47,6 @@ def make_slots(
     """
     if limit is not None and limit < 1:
         raise invalid("--jobs", "an integer >= 1", limit)
-    gpus = visible_gpus() if gpus is None else gpus
-    cores = usable_cores() if cores is None else cores
     count = max(1, min(jobs, limit or len(gpus) or cores))
     threads, own = max(1, cores // count), os.environ.get("OMP_NUM_THREADS", "")
     if own.isdecimal() and int(own):
