@@ -112,7 +112,8 @@ def measure_run_robustness(
         variances=variances, edges=edges, draws=draws, seed=seed,
     )  # fmt: skip
     lipschitz = _lipschitz(run, batch.part(0, points), edges, seed) if points else []
-    distances, metric = [], None
+    distances: list[Distance] = []
+    metric = None
     if extractor is not None and samples:
         distances, metric = _distances(run, variances, samples, extractor, seed)
     return Robustness(

@@ -175,12 +175,12 @@ def results(comparison: Comparison | None, views: Sequence[RunView], drawn: Coll
         note = element("small", "baseline") if variant == comparison.baseline else None
         columns.append(([swatch, " ", variant, " ", note], own))
     rows = []
-    for title, note, texts in comparison.table():
+    for title, meaning, texts in comparison.table():
         cells = [
             [element("span", mean, class_="mean"), element("small", change) if change else None]
             for mean, change in texts
         ]
-        rows.append(Row([title, element("small", note)], cells))
+        rows.append(Row([title, element("small", meaning)], cells))
     return section(
         "results",
         "Results",
