@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 _SE = ("layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias")
 
 
-def load_official(
-    cls: type[UViT],
-    source: str | Path | dict[str, Tensor],
-    *,
-    img_size: int,
-    num_heads: int,
-    scaling: Scaling | str | dict[str, Any] | None,
-) -> UViT:
+def load_official(cls: type[UViT], source: Any, img_size: int, num_heads: int, scaling: Any) -> UViT:
     """See `UViT.from_official`."""
     state = _read(source)
     calibration = {k: state.pop(k) for k in [k for k in state if k.startswith("se.")]}
@@ -48,16 +41,14 @@ def load_official(
     return model
 
 
-def _read(source: str | Path | dict[str, Tensor]) -> dict[str, Tensor]:
+def _read(source: Any) -> dict[str, Tensor]:
     if not isinstance(source, Mapping):
         path = Path(source)
         if not path.is_file():
             raise DataError(f"{path} is not a file; pass a .pth or .safetensors file, or a state dict")
         try:
-            if path.suffix == ".safetensors":
-                source = load_file(path)
-            else:
-                source = torch.load(path, map_location="cpu", weights_only=True)
+            safe = path.suffix == ".safetensors"
+            source = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
         except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile,
                 ValueError) as error:  # fmt: skip
             raise DataError(f"cannot read {path} as weights: {one_line(error)[:200]}") from error
@@ -73,14 +64,11 @@ def _infer_config(state: dict[str, Tensor], img_size: int) -> dict[str, Any]:
         raise UnsupportedNetworkError(f"these are not the weights of a U-ViT: missing {', '.join(missing)}")
     projection, pos_embed = state["patch_embed.proj.weight"], state["pos_embed"]
     if projection.ndim != 4 or pos_embed.ndim != 3:
-        raise UnsupportedNetworkError(
-            f"these are not the weights of a U-ViT: patch_embed.proj.weight has shape {tuple(projection.shape)} and "
-            f"pos_embed {tuple(pos_embed.shape)}"
-        )
+        shapes = f"patch_embed.proj.weight {tuple(projection.shape)} and pos_embed {tuple(pos_embed.shape)}"
+        raise UnsupportedNetworkError(f"these are not the weights of a U-ViT, with shapes {shapes}")
     width, channels, patch, _ = projection.shape
-    blocks = {
-        side: {int(k.split(".")[1]) for k in state if k.startswith(f"{side}.")} for side in ("in_blocks", "out_blocks")
-    }
+    sides = ("in_blocks", "out_blocks")
+    blocks = {side: {int(key.split(".")[1]) for key in state if key.startswith(f"{side}.")} for side in sides}
     n = max(map(len, blocks.values()))
     for side, indices in blocks.items():
         if indices != set(range(n)) or not n:
@@ -105,44 +93,33 @@ def _infer_config(state: dict[str, Tensor], img_size: int) -> dict[str, Any]:
     if "context_embed.weight" in state:
         text = tokens - patches - 1
         if text <= 0:
-            raise InvalidValueError(
-                f"img_size {img_size} leaves {text} text tokens: pos_embed has {tokens} tokens, minus {patches} "
-                "patches, minus 1 for time"
-            )
+            left = f"pos_embed has {tokens} tokens, minus {patches} patches, minus 1 for time"
+            raise InvalidValueError(f"img_size {img_size} leaves {text} text tokens: {left}")
         config |= {"clip_dim": state["context_embed.weight"].shape[1], "num_clip_token": text}
         extras = 1 + text
     if tokens != extras + patches:
-        raise InvalidValueError(
-            f"img_size {img_size} does not fit: pos_embed has {tokens} tokens, but {extras} + {patches} patches make "
-            f"{extras + patches}"
-        )
+        counts = f"pos_embed has {tokens} tokens, but {extras} + {patches} patches make {extras + patches}"
+        raise InvalidValueError(f"img_size {img_size} does not fit: {counts}")
     return config
 
 
 def _choose_scaling(requested: Any, calibration: dict[str, Tensor], *, n: int, tokens: int) -> Scaling:
     """Select LS if `se.*` is present, and check that a requested scaling agrees with the weights."""
-    names = ", ".join(sorted(calibration)[:4])
     spec = None if requested is None else parse_scaling(requested)
     if not calibration:
         if isinstance(spec, LearnableScaling) and spec.init != "identity":
-            raise UnsupportedNetworkError(
-                "LearnableScaling requires a calibration network, but the weights lack "
-                + ", ".join(f"se.{key}" for key in _SE)
-                + '; use init="identity" to start a new one'
-            )
+            lacking = ", ".join(f"se.{key}" for key in _SE)
+            raise UnsupportedNetworkError(f'the weights lack {lacking} of LS; use init="identity" to start a new one')
         return parse_scaling(spec)
     shared = "se.layer1.weight" in calibration
     prefixes = ["se."] if shared else [f"se.{k}." for k in range(n)]
-    odd = sorted(set(calibration) ^ {prefix + key for prefix in prefixes for key in _SE})
-    if odd:
+    if odd := sorted(set(calibration) ^ {prefix + key for prefix in prefixes for key in _SE}):
         raise UnsupportedNetworkError(f"the calibration network does not fit {n} long skips: {', '.join(odd)}")
     hidden, width = calibration[f"{prefixes[0]}layer1.weight"].shape
     reduction = next((r for r in (16, *range(1, width + 1)) if max(1, width // r) == hidden), None)
     if width != tokens or reduction is None:
-        raise UnsupportedNetworkError(
-            f"{prefixes[0]}layer1.weight maps {width} tokens to {hidden}, but pos_embed has {tokens} tokens and the "
-            "hidden width must be tokens // reduction"
-        )
+        expected = f"pos_embed has {tokens} tokens and the hidden width must be tokens // reduction"
+        raise UnsupportedNetworkError(f"{prefixes[0]}layer1.weight maps {width} tokens to {hidden}, but {expected}")
     inferred = LearnableScaling(shared=shared, reduction=reduction, gate="tokens")
     if spec is None:
         return inferred
@@ -151,13 +128,13 @@ def _choose_scaling(requested: Any, calibration: dict[str, Tensor], *, n: int, t
         and spec.gate != "channels" and spec.init != "identity"
     )  # fmt: skip
     if not fits:
+        names = ", ".join(sorted(calibration)[:4])
         raise UnsupportedNetworkError(f"{spec!r} does not fit the calibration network ({names}), which is {inferred!r}")
     return spec
 
 
 def _our_key(key: str, n: int) -> str:
     """Translate `se.layer1.weight` (ζ) and `se.K.layer1.weight` (the K-th from the innermost: i = n − K)."""
-    own = re.match(r"se\.(\d+)\.(.+)", key)
-    if own:
+    if own := re.match(r"se\.(\d+)\.(.+)", key):
         return f"skip_scaling.networks.each.{n - 1 - int(own[1])}.{own[2]}"
     return f"skip_scaling.networks.zeta.{key.removeprefix('se.')}"

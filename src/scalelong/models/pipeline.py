@@ -68,18 +68,10 @@ class ScaleLongPipeline(DiffusionPipeline):
         shape = (batch_size, config.get("in_chans", config.get("in_channels")), size, size)
         device = self._execution_device
         x = randn_tensor(shape, generator=generator, device=device) if latents is None else latents.to(device)
-        y = None
-        if class_labels is not None:
-            y = torch.as_tensor(class_labels, device=device).expand(batch_size)
-        eps_fn = guided(
-            Denoiser(self.unet),
-            process,
-            guidance_scale,
-            y=y,
-            context=None if prompt_embeds is None else prompt_embeds.to(device),
-            null_y=self.config.null_label,
-            null_context=negative_prompt_embeds,
-        )
+        y = None if class_labels is None else torch.as_tensor(class_labels, device=device).expand(batch_size)
+        context = None if prompt_embeds is None else prompt_embeds.to(device)
+        null = {"null_y": self.config.null_label, "null_context": negative_prompt_embeds}
+        eps_fn = guided(Denoiser(self.unet), process, guidance_scale, y=y, context=context, **null)
         with warnings.catch_warnings():  # diffusers calls np.array on a tensor, which NumPy 2 deprecates
             warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
             self.scheduler.set_timesteps(num_inference_steps, device=device)
@@ -87,13 +79,12 @@ class ScaleLongPipeline(DiffusionPipeline):
         for step in self.progress_bar(self.scheduler.timesteps):
             t = times[step.cpu().long()].float().expand(batch_size).to(device)
             x = self.scheduler.step(eps_fn(self.scheduler.scale_model_input(x, step), t), step, x).prev_sample
-        if output_type == "pt":
-            return ImagePipelineOutput(images=x) if return_dict else (x,)
+        images: Any = x
         if output_type == "pil":
-            result = self.numpy_to_pil(to_uint8(x).cpu().numpy() / 255)
-        else:
-            result = (x / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float().cpu().numpy()
-        return ImagePipelineOutput(images=result) if return_dict else (result,)
+            images = self.numpy_to_pil(to_uint8(x).cpu().numpy() / 255)
+        elif output_type == "np":
+            images = (x / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float().cpu().numpy()
+        return ImagePipelineOutput(images=images) if return_dict else (images,)
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
         """Write a diffusers folder, with the scaling beside a network that does not store it in its config."""

@@ -13,45 +13,27 @@ from scalelong.skips import apply
 # The sizes of Table 1, with attention at the resolutions of DDPM and IDDPM. They have 12, 16 and 9 long skips.
 UNETS: dict[str, dict[str, Any]] = {
     "cifar10": {
-        "class": "UNet2DModel",
-        "sample_size": 32,
-        "in_channels": 3,
-        "out_channels": 3,
-        "block_out_channels": (128, 256, 256, 256),
-        "layers_per_block": 2,
+        "class": "UNet2DModel", "sample_size": 32, "in_channels": 3, "out_channels": 3,
+        "block_out_channels": (128, 256, 256, 256), "layers_per_block": 2, "attention_head_dim": 256,
         "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"),
         "up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
-        "attention_head_dim": 256,
-        "norm_eps": 1e-6,
-        "downsample_padding": 0,
-        "flip_sin_to_cos": False,
-        "freq_shift": 1,
+        "norm_eps": 1e-6, "downsample_padding": 0, "flip_sin_to_cos": False, "freq_shift": 1,
     },
     "imagenet64": {
-        "class": "UNet2DModel",
-        "sample_size": 64,
-        "in_channels": 3,
-        "out_channels": 3,
-        "block_out_channels": (128, 256, 512, 512),
-        "layers_per_block": 3,
+        "class": "UNet2DModel", "sample_size": 64, "in_channels": 3, "out_channels": 3,
+        "block_out_channels": (128, 256, 512, 512), "layers_per_block": 3, "attention_head_dim": 64,
         "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
         "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
-        "attention_head_dim": 64,
         "num_class_embeds": 1001,  # 1000 classes and the null label
     },
     "coco": {
-        "class": "UNet2DConditionModel",
-        "sample_size": 32,
-        "in_channels": 4,
-        "out_channels": 4,
-        "block_out_channels": (128, 256, 384),
-        "layers_per_block": 2,
+        "class": "UNet2DConditionModel", "sample_size": 32, "in_channels": 4, "out_channels": 4,
+        "block_out_channels": (128, 256, 384), "layers_per_block": 2, "attention_head_dim": 8,
         "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
         "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-        "attention_head_dim": 8,
         "cross_attention_dim": 768,
     },
-}
+}  # fmt: skip
 
 
 def build_unet(name: str, scaling: Scaling | str | dict[str, Any] | None = None, **overrides: Any) -> nn.Module:

@@ -6,6 +6,7 @@ Unconditional, class-conditional (`num_classes`) or text-conditional (`clip_dim`
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,6 @@ class Attention(nn.Module):
         return self.proj(x.reshape(B, L, D))
 
 
-class Mlp(nn.Module):
-    """Two linear layers with the exact GELU in between."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.act(self.fc1(x)))
-
-
 class Block(nn.Module):
     """A pre-norm transformer block. With `skip=True` it first joins a long skip: Linear([x, skip])."""
 
@@ -70,7 +58,10 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attn = Attention(width, num_heads, qkv_bias)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = Mlp(width, int(width * mlp_ratio))
+        hidden = int(width * mlp_ratio)
+        self.mlp = nn.Sequential(
+            OrderedDict(fc1=nn.Linear(width, hidden), act=nn.GELU(), fc2=nn.Linear(hidden, width))  # the exact GELU
+        )
         self.skip_linear = nn.Linear(2 * width, width) if skip else None
 
     def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
@@ -79,17 +70,6 @@ class Block(nn.Module):
             x = self.skip_linear(torch.cat([x, skip], dim=-1))  # (B, L, D)
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
-
-
-class PatchEmbed(nn.Module):
-    """(B, C, H, W) → (B, patches, D) by a strided convolution."""
-
-    def __init__(self, patch_size: int, in_chans: int, width: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(in_chans, width, kernel_size=patch_size, stride=patch_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x).flatten(2).transpose(1, 2)
 
 
 class UViT(ModelMixin, ConfigMixin):
@@ -147,7 +127,7 @@ class UViT(ModelMixin, ConfigMixin):
             for i in range(1, N + 1)
         )
 
-        self.patch_embed = PatchEmbed(patch_size, in_chans, D)
+        self.patch_embed = nn.Sequential(OrderedDict(proj=nn.Conv2d(in_chans, D, patch_size, stride=patch_size)))
         self.time_embed = (
             nn.Sequential(nn.Linear(D, 4 * D), nn.SiLU(), nn.Linear(4 * D, D)) if mlp_time_embed else nn.Identity()
         )
@@ -163,23 +143,19 @@ class UViT(ModelMixin, ConfigMixin):
         self.norm = nn.LayerNorm(D)
         self.decoder_pred = nn.Linear(D, patch_size**2 * in_chans)
         self.final_layer = nn.Conv2d(in_chans, in_chans, 3, padding=1) if conv else nn.Identity()
-        self._init_weights(init_std)
-        apply(self, spec)
-
-    def _init_weights(self, std: float) -> None:
-        """Truncated normal linear weights and positions, zero biases. All else keeps PyTorch's initialization."""
-        nn.init.trunc_normal_(self.pos_embed, std=std)
-        for module in self.modules():
+        nn.init.trunc_normal_(self.pos_embed, std=init_std)
+        for module in self.modules():  # all but linear layers keep PyTorch's initialization
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=std)
+                nn.init.trunc_normal_(module.weight, std=init_std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        apply(self, spec)
 
     def forward(self, x: Tensor, t: Tensor | float, y: Tensor | None = None, context: Tensor | None = None) -> Tensor:
         self._check_inputs(x, y, context)
         B, _, H, W = x.shape
         t = torch.as_tensor(t, device=x.device).expand(B)
-        x = self.patch_embed(x)  # (B, patches, D)
+        x = self.patch_embed(x).flatten(2).transpose(1, 2)  # (B, patches, D)
         time = self.time_embed(timestep_embedding(t, x.shape[-1]).to(x.dtype))  # (B, D)
         tokens = [time[:, None], x]
         if y is not None:
@@ -199,34 +175,29 @@ class UViT(ModelMixin, ConfigMixin):
             x = self._run(block, x, skip)  # (B, L, D)
 
         x = self.decoder_pred(self.norm(x))[:, self.extras :]  # (B, patches, p·p·C)
-        return self.final_layer(self._unpatchify(x, H, W))  # (B, C, H, W)
+        p, C = self.patch_size, self.in_chans
+        x = x.reshape(B, H // p, W // p, p, p, C)  # (row, column, channel) within a patch
+        return self.final_layer(x.permute(0, 5, 1, 3, 2, 4).reshape(B, C, H, W))
 
     def _run(self, block: nn.Module, *inputs: Tensor) -> Tensor:
         if self.gradient_checkpointing and torch.is_grad_enabled():
             return self._gradient_checkpointing_func(block, *inputs)
         return block(*inputs)
 
-    def _unpatchify(self, x: Tensor, H: int, W: int) -> Tensor:
-        """(B, patches, p·p·C), ordered (row, column, channel) within a patch → (B, C, H, W)."""
-        p, C = self.patch_size, self.in_chans
-        x = x.reshape(x.shape[0], H // p, W // p, p, p, C)
-        return x.permute(0, 5, 1, 3, 2, 4).reshape(x.shape[0], C, H, W)
-
     def _check_inputs(self, x: Tensor, y: Tensor | None, context: Tensor | None) -> None:
         size = self.config.img_size
         if x.ndim != 4 or x.shape[1:] != (self.in_chans, size, size):
             raise invalid("shape of x", f"(batch, {self.in_chans}, {size}, {size})", tuple(x.shape))
-        B = x.shape[0]
         if (y is None) == bool(self.num_classes):
             expected = f"labels (num_classes={self.num_classes})" if self.num_classes else "None (no classes)"
             raise invalid("y", expected, type(y).__name__)
-        if y is not None and y.shape != (B,):
-            raise invalid("shape of y", f"({B},)", tuple(y.shape))
         if (context is None) == bool(self.clip_dim):
             expected = f"text tokens (clip_dim={self.clip_dim})" if self.clip_dim else "None (no text)"
             raise invalid("context", expected, type(context).__name__)
-        if context is not None and context.shape != (B, self.num_clip_token, self.clip_dim):
-            raise invalid("shape of context", f"({B}, {self.num_clip_token}, {self.clip_dim})", tuple(context.shape))
+        shapes = {"y": (y, (len(x),)), "context": (context, (len(x), self.num_clip_token, self.clip_dim))}
+        for name, (value, shape) in shapes.items():
+            if value is not None and value.shape != shape:
+                raise invalid(f"shape of {name}", str(shape), tuple(value.shape))
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> UViT:
@@ -270,6 +241,6 @@ def _check_config(config: dict[str, Any]) -> None:
         raise invalid("mlp_ratio", f"at least 1/embed_dim = 1/{config['embed_dim']} and finite", config["mlp_ratio"])
     if config["num_classes"] and config["clip_dim"]:
         raise InvalidValueError("num_classes and clip_dim exclude each other; a U-ViT takes classes or text")
-    if bool(config["clip_dim"]) != bool(config["num_clip_token"]):
-        raise invalid("clip_dim and num_clip_token", "both set or both None",
-                      (config["clip_dim"], config["num_clip_token"]))  # fmt: skip
+    text = config["clip_dim"], config["num_clip_token"]
+    if any(text) != all(text):
+        raise invalid("clip_dim and num_clip_token", "both set or both None", text)

@@ -23,9 +23,6 @@ class SkipScaling(nn.Module):
         super().__init__()
         self.spec = spec
 
-    def forward(self, skip: Tensor, i: int) -> float | Tensor:
-        raise NotImplementedError
-
     def scale(self, skip: Tensor, i: int) -> Tensor:
         """Return κ_i·skip, never in place; κ_i = 1 returns the skip itself."""
         kappa = self(skip, i)
@@ -47,25 +44,16 @@ class FixedSkips(SkipScaling):
 
 
 class ScalarSkips(SkipScaling):
-    """Table 2's "learnable κ_i": one learned scalar per skip, initialized to 1."""
+    """One learned scalar each: κ_i of a skip, initially 1 (Table 2), or ReZero's α of a block, initially 0."""
 
-    def __init__(self, spec: Scaling, n: int) -> None:
+    def __init__(self, spec: Scaling, name: str, initial: list[float]) -> None:
         super().__init__(spec)
-        self.kappa = nn.Parameter(torch.ones(n))
+        self.name = name
+        self.register_parameter(name, nn.Parameter(torch.tensor(initial)))
 
     def forward(self, skip: Tensor, i: int) -> Tensor:
-        return self.kappa[i - 1].to(skip.dtype)
-
-
-class ReZeroBranches(SkipScaling):
-    """ReZero: `forward(x, i)` returns block i's α, initialized to 0."""
-
-    def __init__(self, spec: Scaling, blocks: int) -> None:
-        super().__init__(spec)
-        self.alpha = nn.Parameter(torch.zeros(blocks))
-
-    def forward(self, skip: Tensor, i: int) -> Tensor:
-        return self.alpha[i - 1].to(skip.dtype)
+        scalars: Tensor = getattr(self, self.name)
+        return scalars[i - 1].to(skip.dtype)
 
 
 class CalibratedSkips(SkipScaling):
@@ -73,17 +61,10 @@ class CalibratedSkips(SkipScaling):
 
     def __init__(self, spec: LearnableScaling, shapes: Sequence[SkipShape]) -> None:
         super().__init__(spec)
-        self.gates = tuple(_gate(spec, i, shape) for i, shape in enumerate(shapes, start=1))
-        self.widths = tuple(_gated_width(gate, i, shapes[i - 1]) for i, gate in enumerate(self.gates, start=1))
+        self.gates, self.widths = zip(*(_gate(spec, i, shape) for i, shape in enumerate(shapes, start=1)), strict=True)
         self.dims = tuple(shape.dim for shape in shapes)
         self.amplitude = 2.0 if spec.init == "identity" else 1.0  # κ = 2σ(0) = 1
-        self.networks: UnsharedNetworks | NetworksByWidth | SharedNetwork
-        if not spec.shared:
-            self.networks = UnsharedNetworks(spec, self.widths)
-        elif spec.calibration == "ie":
-            self.networks = NetworksByWidth(spec, self.widths)
-        else:
-            self.networks = SharedNetwork(spec, self.widths)
+        self.networks = CalibrationNetworks(spec, self.widths)
         if spec.init == "identity":
             self.networks.zero_output()
 
@@ -138,60 +119,41 @@ class ImplicitExcitation(nn.Module):
         nn.init.zeros_(self.shift)
 
 
-class UnsharedNetworks(nn.Module):
-    """`shared=False`: each skip has its own ζ."""
+class CalibrationNetworks(nn.Module):
+    """ζ of every skip: one each (`shared=False`), one per distinct width (IE), or one for all.
 
-    def __init__(self, spec: LearnableScaling, widths: Sequence[int]) -> None:
-        super().__init__()
-        self.each = nn.ModuleList(_zeta(spec, width) for width in widths)  # each[0] belongs to i = 1
-
-    def forward(self, pooled: Tensor, i: int) -> Tensor:
-        return self.each[i - 1](pooled)
-
-    def zero_output(self) -> None:
-        for zeta in self.each:
-            zeta.zero_output()  # type: ignore[operator]
-
-
-class NetworksByWidth(nn.Module):
-    """One ζ per distinct width: IE has nothing to share across widths."""
-
-    def __init__(self, spec: LearnableScaling, widths: Sequence[int]) -> None:
-        super().__init__()
-        self.keys = tuple(str(width) for width in widths)
-        self.by_width = nn.ModuleDict({str(width): _zeta(spec, width) for width in sorted(set(widths))})
-
-    def forward(self, pooled: Tensor, i: int) -> Tensor:
-        return self.by_width[self.keys[i - 1]](pooled)
-
-    def zero_output(self) -> None:
-        for zeta in self.by_width.values():
-            zeta.zero_output()  # type: ignore[operator]
-
-
-class SharedNetwork(nn.Module):
-    """One ζ for all skips. If widths differ, ζ has the smallest, with one encoder and one decoder per width."""
+    If widths differ, the one for all has the smallest, with one encoder and one decoder per width.
+    """
 
     def __init__(self, spec: LearnableScaling, widths: Sequence[int]) -> None:
         super().__init__()
         smallest, distinct = min(widths), sorted(set(widths))
         self.keys = tuple(str(width) for width in widths)
-        self.zeta = _zeta(spec, smallest)
-        self.encoders, self.decoders = nn.ModuleDict(), nn.ModuleDict()
-        if len(distinct) > 1:
-            for width in distinct:
+        self.each, self.by_width = nn.ModuleList(), nn.ModuleDict()
+        if not spec.shared:
+            self.each.extend(_zeta(spec, width) for width in widths)  # each[0] belongs to i = 1
+        elif spec.calibration == "ie":  # has nothing to share across widths
+            self.by_width.update({str(width): _zeta(spec, width) for width in distinct})
+        else:
+            self.zeta = _zeta(spec, smallest)
+            self.encoders, self.decoders = nn.ModuleDict(), nn.ModuleDict()
+            for width in distinct if len(distinct) > 1 else ():
                 hidden = max(1, width // max(1, width // 4))  # r_i = ⌊N_i/4⌋ is the ratio
                 self.encoders[str(width)] = SqueezeExcitation(width, hidden, smallest, spec.activation)  # Eq. 12
                 self.decoders[str(width)] = SqueezeExcitation(smallest, hidden, width, spec.activation)  # Eq. 13
 
     def forward(self, pooled: Tensor, i: int) -> Tensor:
+        key = self.keys[i - 1]
+        if self.each:
+            return self.each[i - 1](pooled)
+        if self.by_width:
+            return self.by_width[key](pooled)
         if not self.encoders:
             return self.zeta(pooled)
-        key = self.keys[i - 1]
         return self.decoders[key](self.zeta(self.encoders[key](pooled)))
 
     def zero_output(self) -> None:
-        for network in self.decoders.values() or [self.zeta]:
+        for network in self.each or self.by_width.values() or self.decoders.values() or [self.zeta]:
             network.zero_output()  # type: ignore[operator]
 
 
@@ -201,18 +163,11 @@ def _zeta(spec: LearnableScaling, width: int) -> nn.Module:
     return SqueezeExcitation(width, max(1, width // spec.reduction), width, spec.activation)
 
 
-def _gate(spec: LearnableScaling, i: int, shape: SkipShape) -> str:
-    if spec.gate == "tokens" and shape.tokens is None:
-        raise UnsupportedNetworkError(
-            f'gate="tokens" requires a fixed number of tokens, which long skip {i} does not have; use gate="channels"'
-        )
-    return spec.gate or ("channels" if shape.tokens is None else "tokens")
-
-
-def _gated_width(gate: str, i: int, shape: SkipShape) -> int:
+def _gate(spec: LearnableScaling, i: int, shape: SkipShape) -> tuple[str, int]:
+    """Return what skip i's κ gates ("tokens" or "channels") and how many there are."""
+    gate = spec.gate or ("channels" if shape.tokens is None else "tokens")
     width = shape.tokens if gate == "tokens" else shape.channels
     if width is None:
-        raise UnsupportedNetworkError(
-            f"LearnableScaling requires the number of channels of long skip {i}; pass it as Site(channels=…)"
-        )
-    return width
+        hint = 'use gate="channels"' if gate == "tokens" else "pass it as Site(channels=…)"
+        raise UnsupportedNetworkError(f'gate="{gate}" requires the number of {gate} of long skip {i}; {hint}')
+    return gate, width

@@ -101,10 +101,10 @@ class Scaling:
     def from_dict(values: dict[str, Any]) -> Scaling:
         if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
             raise invalid("scaling", "an object with a 'kind'", values)
-        options = {str(key): value for key, value in values.items() if key != "kind"}
-        if values["kind"] in _REGISTRY and _REGISTRY[values["kind"]][0].kind != values["kind"]:  # an alias
-            raise unknown("scaling", values["kind"], [spec.kind for spec, _ in _REGISTRY.values()])
-        return _construct(values["kind"], options)
+        kinds = [name for name, (spec, _) in _REGISTRY.items() if name == spec.kind]  # without aliases
+        if values["kind"] not in kinds:
+            raise unknown("scaling", values["kind"], kinds)
+        return _construct(values["kind"], {str(key): value for key, value in values.items() if key != "kind"})
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class FixedScaling(Scaling):
         return None
 
     def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:
-        return kappa_notices(self.coefficients(n), mean_ratio=mean_ratio)
+        return kappa_notices(self.coefficients(n), getattr(self, "kappa", None), mean_ratio)
 
     def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
         from scalelong.scaling.modules import FixedSkips
@@ -153,7 +153,7 @@ class UniformScaling(FixedScaling):
     kappa_option: ClassVar[str | None] = "value"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", _positive("value", self.value))
+        object.__setattr__(self, "value", _finite("value", self.value, positive=True))
 
     @property
     def label(self) -> str:
@@ -177,31 +177,23 @@ class ConstantScaling(FixedScaling):
     kappa_option: ClassVar[str | None] = "kappa"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kappa", _positive("kappa", self.kappa))
+        object.__setattr__(self, "kappa", _finite("kappa", self.kappa, positive=True))
         _check_bool("reverse", self.reverse)
         if self.kappa > 1:
-            warnings.warn(
-                f"kappa = {self.kappa:g} is greater than 1, which makes training less stable (the paper's Fig. 13); "
-                "the paper recommends 0.5 to 0.95",
-                ScalingWarning,
-                stacklevel=3,
-            )
+            text = f"kappa = {self.kappa:g} is greater than 1, which makes training less stable (the paper's Fig. 13); "
+            warnings.warn(text + "the paper recommends 0.5 to 0.95", ScalingWarning, stacklevel=3)
 
     @property
     def label(self) -> str:
         return f"cs{'-reverse' if self.reverse else ''}-{self.kappa:g}"
 
     def coefficients(self, n: int) -> tuple[float, ...]:
-        if self.reverse:
-            return tuple(self.kappa ** (n - i + 1) for i in range(1, _count(n) + 1))
-        return tuple(self.kappa ** (i - 1) for i in range(1, _count(n) + 1))
+        powers = range(_count(n), 0, -1) if self.reverse else range(_count(n))
+        return tuple(self.kappa**power for power in powers)
 
     def geometric(self, n: int) -> tuple[float, float]:
         log_kappa = math.log(self.kappa)
         return (n * log_kappa, -log_kappa) if self.reverse else (0.0, log_kappa)
-
-    def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:
-        return kappa_notices(self.coefficients(n), self.kappa, mean_ratio)
 
 
 @dataclass(frozen=True)
@@ -227,11 +219,13 @@ class LearnableScaling(Scaling):
     kind: ClassVar[str] = "ls"
 
     def __post_init__(self) -> None:
-        _one_of("calibration", self.calibration, ("se", "ie", "scalar"))
-        _one_of("activation", self.activation, ("relu", "elu", "mish"))
-        _one_of("init", self.init, ("paper", "identity"))
-        if self.gate is not None:
-            _one_of("gate", self.gate, ("tokens", "channels"))
+        for name, options in (
+            ("calibration", ("se", "ie", "scalar")), ("activation", ("relu", "elu", "mish")),
+            ("init", ("paper", "identity")), ("gate", ("tokens", "channels")),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value not in options and (name, value) != ("gate", None):
+                raise unknown(name, str(value), options)
         if isinstance(self.reduction, bool) or not isinstance(self.reduction, int) or self.reduction < 1:
             raise invalid("reduction", "an integer >= 1", self.reduction)
         _check_bool("shared", self.shared)
@@ -244,7 +238,8 @@ class LearnableScaling(Scaling):
     def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
         from scalelong.scaling.modules import CalibratedSkips, ScalarSkips
 
-        return ScalarSkips(self, len(shapes)) if self.calibration == "scalar" else CalibratedSkips(self, shapes)
+        scalar = self.calibration == "scalar"
+        return ScalarSkips(self, "kappa", [1.0] * len(shapes)) if scalar else CalibratedSkips(self, shapes)
 
 
 @dataclass(frozen=True)
@@ -269,9 +264,7 @@ class ExplicitScaling(FixedScaling):
 
     def coefficients(self, n: int) -> tuple[float, ...]:
         if len(self.values) != n:
-            raise UnsupportedNetworkError(
-                f"coefficients has {len(self.values)} values but the network has {n} long skips; give one per skip"
-            )
+            raise UnsupportedNetworkError(f"coefficients has {len(self.values)} values but there are {n} long skips")
         return self.values
 
 
@@ -293,7 +286,7 @@ class StableScaling(BlockScaling):
     kind: ClassVar[str] = "stable"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tau", _positive("tau", self.tau))
+        object.__setattr__(self, "tau", _finite("tau", self.tau, positive=True))
 
     @property
     def label(self) -> str:
@@ -312,9 +305,9 @@ class ReZeroScaling(BlockScaling):
     kind: ClassVar[str] = "rezero"
 
     def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
-        from scalelong.scaling.modules import ReZeroBranches
+        from scalelong.scaling.modules import ScalarSkips
 
-        return ReZeroBranches(self, len(shapes))
+        return ScalarSkips(self, "alpha", [0.0] * len(shapes))
 
 
 def scaling_names() -> list[str]:
@@ -356,12 +349,11 @@ def kappa_notices(
     mean, whose = (PAPER_MEAN, "the paper's") if mean_ratio is None else (mean_ratio, "the data's")
     notices = []
     if total < min(mean, cap) * (1 - 1e-9):
-        ratio = f"{whose} mean ratio {number(mean, 3)}"
-        text = f"Σκ² = {total:.2f} is below {ratio}: the output may be too small for the noise"
-        notices.append(Notice("info", text))
+        side = f"below {whose} mean ratio {number(mean, 3)}: the output may be too small for the noise"
+        notices.append(Notice("info", f"Σκ² = {total:.2f} is {side}"))
     elif total > cap * (1 + 1e-9):
-        text = f"Σκ² = {total:.2f} is above {cap:g}, the upper end of the paper's range: features may oscillate more"
-        notices.append(Notice("info", text))
+        side = f"above {cap:g}, the upper end of the paper's range: features may oscillate more"
+        notices.append(Notice("info", f"Σκ² = {total:.2f} is {side}"))
     if kappa is not None and n > 1 and min(coefficients) < SMALLEST:
         text = (
             f"kappa = {kappa:g} with {n} long skips scales one of them by {min(coefficients):.2g}, which almost cuts "
@@ -387,26 +379,14 @@ def _construct(name: str, options: dict[str, Any]) -> Scaling:
     return spec(**options | implied)
 
 
-def _finite(name: str, value: Any) -> float:
+def _finite(name: str, value: Any, positive: bool = False) -> float:
     try:
         number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        raise invalid(name, "a finite number", value)
+    if not math.isfinite(number) or (positive and number <= 0):
+        raise invalid(name, "a finite number > 0" if positive else "a finite number", value)
     return number
-
-
-def _positive(name: str, value: Any) -> float:
-    number = _finite(name, value)
-    if number <= 0:
-        raise invalid(name, "a number > 0", value)
-    return number
-
-
-def _one_of(name: str, value: Any, options: tuple[str, ...]) -> None:
-    if value not in options:
-        raise unknown(name, str(value), options)
 
 
 def _check_bool(name: str, value: Any) -> None:

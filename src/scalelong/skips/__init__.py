@@ -9,19 +9,6 @@ from scalelong.skips.sites import Site
 from scalelong.skips.storage import load_scaling, save_scaling
 
 __all__ = [
-    "Description",
-    "Row",
-    "Site",
-    "SkipShape",
-    "apply",
-    "describe",
-    "find_sites",
-    "load_scaling",
-    "parameters",
-    "register_adapter",
-    "remove",
-    "save_scaling",
-    "scale_skip",
-    "scaling_of",
-    "unscaled",
-]
+    "Description", "Row", "Site", "SkipShape", "apply", "describe", "find_sites", "load_scaling", "parameters",
+    "register_adapter", "remove", "save_scaling", "scale_skip", "scaling_of", "unscaled",
+]  # fmt: skip

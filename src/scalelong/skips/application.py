@@ -10,13 +10,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from scalelong.errors import ScalingStateError, ScalingWarning, UnsupportedNetworkError, invalid, unknown
+from scalelong.errors import ScalingStateError, ScalingWarning, invalid, unknown
 from scalelong.scaling import NoScaling, Scaling, SkipScaling, SkipShape, parse_scaling
 from scalelong.skips.finders import find_branches, find_sites
-from scalelong.skips.hooks import NAME, attach, attach_branches, detach, scaling_of
+from scalelong.skips.hooks import NAME, BranchHook, attach, detach, scaling_of
 from scalelong.skips.sites import Site, declared_sites
-
-PLACEMENTS = ("join", "after_norm")
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -43,33 +41,40 @@ def apply(
     """
     root = unwrapped(net)
     spec = parse_scaling(scaling)
-    if placement not in PLACEMENTS:
-        raise unknown("placement", placement, PLACEMENTS)
+    if placement not in (placements := ("join", "after_norm")):
+        raise unknown("placement", placement, placements)
     former = scaling_of(root)
     if former is not None and not replace:
-        raise ScalingStateError(
-            f"{type(root).__name__} is already scaled with {former.spec}; call remove(net) first or pass replace=True"
-        )
+        hint = "call remove(net) first or pass replace=True"
+        raise ScalingStateError(f"{type(root).__name__} is already scaled with {former.spec}; {hint}")
     with restore_on_failure(root):
         if former is not None:
             _unregister(root, former)
         if spec.acts_on == "blocks":
-            _register(root, _like(root, spec.build([SkipShape(None)] * len(_branches(root, spec)))))
+            scaler = spec.build([SkipShape(None)] * len(find_branches(root, spec.kind)))
         else:
             found = find_sites(root, sites)
-            if not spec.is_identity:
-                scaler = spec.build([site.shape for site in found])
-                scaler.sites, scaler.placement = tuple(found), placement
-                _report_notices(spec, len(found))
-                _register(root, _like(root, scaler))
+            if spec.is_identity:
+                return net
+            scaler = spec.build([site.shape for site in found])
+            scaler.sites, scaler.placement = tuple(found), placement
+            for notice in spec.notices(len(found)):  # warn of a skip that is almost cut, log a Σκ² out of range
+                if notice.level == "warning":
+                    text = f"{notice} (scalelong.estimate_kappa proposes a value)"
+                    warnings.warn(text, ScalingWarning, stacklevel=2)
+                else:
+                    logging.getLogger("scalelong").info("%s", notice)
+        like = next((p for p in root.parameters() if p.is_floating_point()), None)
+        if like is not None:
+            scaler.to(device=like.device, dtype=like.dtype)
+        _register(root, scaler.train(root.training))
     return net
 
 
 def remove(net: Net) -> Net:
     """Remove the scaling; the network is bit for bit what it was. Does nothing to an unscaled network."""
-    root = unwrapped(net, action="remove")
-    scaler = scaling_of(root)
-    if scaler is not None:
+    root = unwrapped(net, removing=True)
+    if (scaler := scaling_of(root)) is not None:
         _unregister(root, scaler)
     return net
 
@@ -122,7 +127,7 @@ def sites_of(net: nn.Module) -> tuple[list[Site], str]:
     return find_sites(net), "join"
 
 
-def unwrapped(net: Any, allow_wrappers: bool = False, action: str = "apply") -> nn.Module:
+def unwrapped(net: Any, allow_wrappers: bool = False, removing: bool = False) -> nn.Module:
     """Return the network inside PEFT's wrapper.
 
     Wrappers that must come after scaling (DDP, FSDP, torch.compile) raise an error unless `allow_wrappers` is set.
@@ -137,14 +142,13 @@ def unwrapped(net: Any, allow_wrappers: bool = False, action: str = "apply") -> 
         for path, module in net.named_modules():
             if (wrapper := _wrapper(module)) is not None:
                 what = f"module {path!r}" if path else "the network"
-                if action == "remove":
+                order = f"call scalelong.apply(net, scaling) first, then {wrapper} and the optimizer"
+                if removing:
                     order = "remove the scaling from the network itself, then wrap it again"
-                else:
-                    order = f"call scalelong.apply(net, scaling) first, then {wrapper} and the optimizer"
                 raise ScalingStateError(f"{what} is already wrapped by {wrapper}; {order}")
     if any(cls.__name__ == "PeftModel" for cls in type(net).__mro__):
         base: Any = net.get_base_model
-        return unwrapped(base(), allow_wrappers, action)
+        return unwrapped(base(), allow_wrappers, removing)
     return net
 
 
@@ -166,23 +170,15 @@ _WRAPPERS = {
 }
 
 
-def _like(root: nn.Module, scaler: SkipScaling) -> SkipScaling:
-    """Move the module to the network's device, dtype and mode."""
-    like = next((p for p in root.parameters() if p.is_floating_point()), None)
-    if like is not None:
-        scaler.to(device=like.device, dtype=like.dtype)
-    return scaler.train(root.training)
-
-
 def _register(root: nn.Module, scaler: SkipScaling) -> None:
     """Attach the scaling module; from now on it moves, trains and is saved with the network."""
     if hasattr(root, NAME):
-        raise ScalingStateError(
-            f"{type(root).__name__} has its own attribute {NAME!r}, under which the scaling is registered; rename it"
-        )
+        raise ScalingStateError(f"{type(root).__name__} has an attribute {NAME!r} of its own; rename it")
     try:
         if scaler.spec.acts_on == "blocks":
-            attach_branches(root, _branches(root, scaler.spec), scaler)
+            for index, paths in enumerate(find_branches(root, scaler.spec.kind), start=1):
+                for path in paths:
+                    root.get_submodule(path).register_forward_hook(BranchHook(scaler, index))
         elif scaler.placement != "join" or declared_sites(root) is None:  # else `forward` calls scale_skip
             attach(root, list(scaler.sites), scaler, placement=scaler.placement)
     except Exception:
@@ -196,25 +192,6 @@ def _unregister(root: nn.Module, scaler: SkipScaling) -> None:
     detach(root, scaler)
     delattr(root, NAME)
     _update_config(root, NoScaling())
-
-
-def _branches(root: nn.Module, spec: Scaling) -> list[list[str]]:
-    branches = find_branches(root)
-    if branches is None:
-        raise UnsupportedNetworkError(
-            f"scaling {spec.kind!r} acts on block outputs and requires a U-ViT (blocks with attn and mlp), got "
-            f"{type(root).__name__}"
-        )
-    return branches
-
-
-def _report_notices(spec: Scaling, n: int) -> None:
-    """Warn of a skip that is almost cut; log a Σκ² outside the paper's range."""
-    for notice in spec.notices(n):
-        if notice.level == "warning":
-            warnings.warn(f"{notice} (scalelong.estimate_kappa proposes a value)", ScalingWarning, stacklevel=3)
-        else:
-            logging.getLogger("scalelong").info("%s", notice)
 
 
 def _update_config(root: nn.Module, spec: Scaling) -> None:

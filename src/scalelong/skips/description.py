@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from scalelong._text import number
 from scalelong.scaling import NoScaling, Scaling, SkipScaling
 from scalelong.skips.application import sites_of, unwrapped
 from scalelong.skips.hooks import Handle, attach, scaling_of, split_trailing
-from scalelong.skips.sites import Site, consumer
+from scalelong.skips.sites import ROOT, Site
 
 CANCELLED = 0.2  # if a smaller share of a change of κ_i is left after the norm, the norm cancels κ_i
 LEGEND = (
@@ -104,91 +105,78 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
         for i, (site, kappa) in enumerate(zip(sites, kappas, strict=True), start=1)
     ]
     if example or kwargs:
-        rows = _Probe(root, sites, placement, example, kwargs).measure(rows)
+        rows = _measure(rows, root, sites, placement, lambda: root(*example, **kwargs))
     return Description(type(root).__name__, spec, placement, tuple(rows))
 
 
 class _Nudge(SkipScaling):
-    """Multiplies κ_i by 1 + delta for one i, and records the shape of every skip."""
+    """Multiplies κ_i by 1 + delta for one i, and keeps what the pass recorded, by skip index."""
 
     def __init__(self, index: int | None = None, delta: float = 0.0) -> None:
         super().__init__(NoScaling())
         self.index, self.delta = index, delta
         self.shapes: dict[int, tuple[int, ...]] = {}
+        self.outputs: dict[int, Tensor] = {}  # of the consumers
+        self.norms: dict[int, Tensor] = {}
+        self.kappas: dict[int, Tensor] = {}  # learned ones
 
     def forward(self, skip: Tensor, i: int) -> float:
         self.shapes[i] = tuple(skip.shape)
         return 1.0 + self.delta if i == self.index else 1.0
 
 
-@dataclass
-class _Pass:
-    """What one forward pass recorded, by skip index."""
+def _measure(rows: list[Row], root: nn.Module, sites: list[Site], placement: str, call: Callable[[], Any]) -> list[Row]:
+    """Add what a nudge of each κ_i, after the network's own scaling and at the same place, does on the example."""
+    first = next((p for p in root.parameters() if p.is_floating_point()), None)
+    exact = first is None or first.dtype in (torch.float32, torch.float64)
+    delta = 0.01 if exact else 0.1  # in half precision a smaller step would drown in rounding
+    measured, plain = [], _Nudge()
+    with torch.no_grad(), evaluating(root):
+        _run(plain, root, sites, placement, call)
+        for row, site in zip(rows, sites, strict=True):
+            if (i := row.index) not in plain.shapes:
+                measured.append(dataclasses.replace(row, note="the example did not use this skip"))
+                continue
+            nudged, passes = _Nudge(i, delta), None
+            _run(nudged, root, sites, placement, call)
+            felt = _relative_change(nudged.outputs.get(i), plain.outputs.get(i)) / delta
+            if site.norm is not None:
+                passes = _relative_change(nudged.norms.get(i), plain.norms.get(i)) / delta
+            note = _note(felt, passes)
+            row = dataclasses.replace(row, shape=plain.shapes[i], felt=felt, norm_passes=passes, note=note)
+            if row.coefficient is None and (kappa := plain.kappas.get(i)) is not None:
+                low, high = kappa.min().item(), kappa.max().item()
+                row = dataclasses.replace(row, coefficient=kappa.mean().item(), coefficient_range=(low, high))
+            measured.append(row)
+    return measured
 
-    outputs: dict[int, Tensor] = field(default_factory=dict)
-    norms: dict[int, Tensor] = field(default_factory=dict)
-    kappas: dict[int, Tensor] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class _Probe:
-    """Runs a network on an example while a nudge acts after its own scaling, at the same place."""
-
-    root: nn.Module
-    sites: list[Site]
-    placement: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def measure(self, rows: list[Row]) -> list[Row]:
-        first = next((p for p in self.root.parameters() if p.is_floating_point()), None)
-        exact = first is None or first.dtype in (torch.float32, torch.float64)
-        delta = 0.01 if exact else 0.1  # in half precision a smaller step would drown in rounding
-        with torch.no_grad(), evaluating(self.root):
-            plain = _Nudge()
-            base = self.run(plain, [row.index for row in rows])
-            return [self._measure_row(row, base, plain.shapes.get(row.index), delta) for row in rows]
-
-    def _measure_row(self, row: Row, base: _Pass, shape: tuple[int, ...] | None, delta: float) -> Row:
-        i = row.index
-        if shape is None:
-            return dataclasses.replace(row, note="the example did not use this skip")
-        nudged, passes = self.run(_Nudge(i, delta), [i]), None
-        felt = _relative_change(nudged.outputs.get(i), base.outputs.get(i)) / delta
-        if self.sites[i - 1].norm is not None:
-            passes = _relative_change(nudged.norms.get(i), base.norms.get(i)) / delta
-        row = dataclasses.replace(row, shape=shape, felt=felt, norm_passes=passes, note=_note(felt, passes))
-        if row.coefficient is None and (kappa := base.kappas.get(i)) is not None:
-            low, high = kappa.min().item(), kappa.max().item()
-            row = dataclasses.replace(row, coefficient=kappa.mean().item(), coefficient_range=(low, high))
-        return row
-
-    def run(self, nudge: _Nudge, indices: list[int]) -> _Pass:
-        root, recorded, handles, scaler = self.root, _Pass(), list[Handle](), scaling_of(self.root)
-        try:
-            handles += attach(root, self.sites, nudge, placement=self.placement)
-            for i in indices:
-                site = self.sites[i - 1]
-                handles.append(consumer(root, site).register_forward_hook(_keep(recorded.outputs, i)))
-                if site.norm is not None:
-                    keep = _keep(recorded.norms, i, site.channels, site.dim)
-                    handles.append(root.get_submodule(site.norm).register_forward_hook(keep))
-            if scaler is not None and scaler.spec.coefficients(len(self.sites)) is None:
-                handles.append(scaler.register_forward_hook(
-                    lambda _, args, kappa: recorded.kappas.update({args[1]: kappa.detach().float()})))  # fmt: skip
-            root(*self.args, **self.kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return recorded
+def _run(nudge: _Nudge, root: nn.Module, sites: list[Site], placement: str, call: Callable[[], Any]) -> None:
+    handles, scaler = list[Handle](), scaling_of(root)
+    try:
+        handles += attach(root, sites, nudge, placement=placement)
+        for i, site in enumerate(sites, start=1):
+            if nudge.index not in (None, i):
+                continue
+            consumer = root if site.path == ROOT else root.get_submodule(site.path)
+            handles.append(consumer.register_forward_hook(_keep(nudge.outputs, i)))
+            if site.norm is not None:
+                keep = _keep(nudge.norms, i, site.channels, site.dim)
+                handles.append(root.get_submodule(site.norm).register_forward_hook(keep))
+        if scaler is not None and scaler.spec.coefficients(len(sites)) is None:
+            handles.append(scaler.register_forward_hook(
+                lambda _, args, kappa: nudge.kappas.update({args[1]: kappa.detach().float()})))  # fmt: skip
+        call()
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _keep(into: dict[int, Tensor], i: int, trailing: int | None = None, dim: int = 1) -> Callable[..., None]:
     """Return a hook that keeps the first tensor of a module's output; at a norm only the skip's channels."""
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        output = first_tensor(output)
-        if output is not None:
+        if (output := first_tensor(output)) is not None:
             kept = output if trailing is None else split_trailing(output, trailing, dim)[1]
             into[i] = kept.detach().double()
 
@@ -211,10 +199,6 @@ def _note(felt: float, passes: float | None) -> str:
 
 def _ranges(indices: list[int]) -> str:
     """Format 1, 2, 3, 5 as "1–3, 5"."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    grouped = itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])  # constant within a run
+    runs = [[str(index) for _, index in run] for _, run in grouped]
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)

@@ -66,12 +66,12 @@ def find_sites(net: nn.Module, sites: Iterable[Site | str] | None = None) -> lis
 
 
 def _by_structure(net: nn.Module) -> list[Site]:
-    for find in STRUCTURES.values():
-        if sites := find(net):
-            return sites
     hint = ""
-    for path, module in net.named_modules():  # a wrapper that adds the loss or the sampler
-        if path and any(find(module) for find in STRUCTURES.values()):
+    for path, module in net.named_modules():  # the network, or one inside a wrapper with the loss or the sampler
+        sites = next((found for find in STRUCTURES.values() if (found := find(module))), None)
+        if sites and not path:
+            return sites
+        if sites:
             hint = f"Its submodule {path!r} ({type(module).__name__}) is supported: pass net.{path}. "
             break
     raise UnsupportedNetworkError(
@@ -86,37 +86,33 @@ def _qualified(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-# ------------------------------------------------------------------------------------------------ known structures
-
-
 def find_uvit(net: nn.Module) -> list[Site] | None:
     """U-ViT: `in_blocks`, `mid_block`, `out_blocks` called as `blk(x, skip)`."""
-    inner, outer = _part(net, "in_blocks"), _part(net, "out_blocks")
-    if not _lists(inner, outer) or not isinstance(_part(net, "mid_block"), nn.Module):
+    inner, outer, middle, table = _parts(net, "in_blocks", "out_blocks", "mid_block", "pos_embed")
+    if not _lists(inner, outer) or not _modules(middle) or len(inner) != len(outer):
         return None
-    if len(inner) != len(outer) or not all(_is_linear(getattr(b, "skip_linear", None)) for b in outer):
+    if not all(_is_linear(getattr(block, "skip_linear", None)) for block in outer):
         return None
-    n, table = len(outer), _part(net, "pos_embed")
     tokens = table.shape[1] if isinstance(table, nn.Parameter) and table.ndim == 3 else None
-    return [
-        Site(f"out_blocks.{n - i}", 1, channels=outer[n - i].skip_linear.in_features // 2, dim=-1, tokens=tokens,
-             source=f"in_blocks.{i - 1}")
-        for i in range(1, n + 1)
+    sites = [
+        Site(f"out_blocks.{k}", 1, channels=block.skip_linear.in_features // 2, dim=-1, tokens=tokens,
+             source=f"in_blocks.{len(outer) - 1 - k}")
+        for k, block in enumerate(outer)
     ]  # fmt: skip
+    return sites[::-1]
 
 
 def find_residual_tuples(net: nn.Module) -> list[Site] | None:
     """diffusers and MONAI: `up_blocks` take the encoder's outputs as a tuple or list, the last one first."""
-    downs, ups = _part(net, "down_blocks"), _part(net, "up_blocks")
+    downs, ups = _parts(net, "down_blocks", "up_blocks")
     if not _lists(downs, ups) or not len(ups):
         return None
     names = [_tuple_argument(block) for block in ups]
-    if None in names or not all(len(getattr(block, "resnets", ())) for block in [*downs, *ups]):
+    if "" in names or not all(len(getattr(block, "resnets", ())) for block in [*downs, *ups]):
         return None
     backbone = _channels(downs[-1].resnets[-1])[1]
     consumed: list[Site] = []  # innermost first, in the decoder's order
     for b, (block, name) in enumerate(zip(ups, names, strict=True)):
-        assert name is not None
         joins = 0
         for r, resnet in enumerate(block.resnets):
             width_in, width_out = _channels(resnet)
@@ -136,7 +132,7 @@ def find_residual_tuples(net: nn.Module) -> list[Site] | None:
 
 def find_skip_blocks(net: nn.Module) -> list[Site] | None:
     """Hunyuan-DiT: the second half of `blocks` has a `skip_linear` and takes `skip`."""
-    blocks = _part(net, "blocks")
+    blocks: Any = getattr(net, "blocks", None)
     if not _lists(blocks):
         return None
     takes = [k for k, block in enumerate(blocks) if _is_linear(getattr(block, "skip_linear", None))]
@@ -145,16 +141,16 @@ def find_skip_blocks(net: nn.Module) -> list[Site] | None:
     if takes != list(range(len(blocks) - len(takes), len(blocks))) or len(takes) > len(blocks) // 2:
         return None
     sites = []
-    for k, source in zip(takes, range(len(takes) - 1, -1, -1), strict=True):
-        norm = f"blocks.{k}.skip_norm" if isinstance(getattr(blocks[k], "skip_norm", None), nn.Module) else None
+    for source, k in enumerate(reversed(takes)):
+        norm = f"blocks.{k}.skip_norm" if _modules(getattr(blocks[k], "skip_norm", None)) else None
         width = blocks[k].skip_linear.in_features - blocks[k].skip_linear.out_features
         sites.append(Site(f"blocks.{k}", "skip", channels=width, dim=-1, source=f"blocks.{source}", norm=norm))
-    return sites[::-1]
+    return sites
 
 
 def find_output_blocks(net: nn.Module) -> list[Site] | None:
     """guided-diffusion: the root feeds [backbone, skip] to `output_blocks`."""
-    inner, outer, middle = (_part(net, name) for name in ("input_blocks", "output_blocks", "middle_block"))
+    inner, outer, middle = _parts(net, "input_blocks", "output_blocks", "middle_block")
     if not _lists(inner, outer) or len(inner) != len(outer) or not _modules(middle):
         return None
     joins = [(f"output_blocks.{k}", block, f"input_blocks.{len(inner) - 1 - k}", block)
@@ -164,8 +160,7 @@ def find_output_blocks(net: nn.Module) -> list[Site] | None:
 
 def find_paired_ups(net: nn.Module) -> list[Site] | None:
     """lucidrains' `Unet`: `downs`, `ups` of (block, block, attention, resampling), and `final_res_block`."""
-    downs, ups = _part(net, "downs"), _part(net, "ups")
-    final, first, middle = (_part(net, name) for name in ("final_res_block", "init_conv", "mid_block2"))
+    downs, ups, final, first, middle = _parts(net, "downs", "ups", "final_res_block", "init_conv", "mid_block2")
     if not _lists(downs, ups) or len(downs) != len(ups) or not _modules(final, first, middle):
         return None
     if not all(isinstance(stage, nn.ModuleList) and len(stage) == 4 for stage in [*downs, *ups]):
@@ -195,12 +190,10 @@ def _concatenated(middle: nn.Module, joins: list[tuple[str, nn.Module, str, nn.M
 
 def find_upcats(net: nn.Module) -> list[Site] | None:
     """MONAI `BasicUNet`: `upcat_k(x, x_e)` for k = 1, 2, …"""
-    present = [name for name, _ in net.named_children() if name.startswith("upcat_")]
-    names = [f"upcat_{k}" for k in range(1, len(present) + 1)]
-    if not present or set(present) != set(names):
-        return None
-    sources = ["conv_0", *(f"down_{k}" for k in range(1, len(names)))]
-    if not all(_modules(_part(net, source)) for source in sources):
+    n = sum(name.startswith("upcat_") for name, _ in net.named_children())
+    names = [f"upcat_{k}" for k in range(1, n + 1)]
+    sources = ["conv_0", *(f"down_{k}" for k in range(1, n))]
+    if not n or not _modules(*_parts(net, *names, *sources)):
         return None
     return [
         Site(name, "x_e", channels=_channels(net.get_submodule(source))[1], source=source)
@@ -218,20 +211,19 @@ STRUCTURES: dict[str, Callable[[nn.Module], list[Site] | None]] = {
 }
 
 
-def find_branches(net: nn.Module) -> list[list[str]] | None:
+def find_branches(net: nn.Module, kind: str) -> list[list[str]]:
     """Return the residual branches of each block of a U-ViT, in the order of the forward pass (Table 3)."""
-    if find_uvit(net) is None:
-        return None
-    inner, outer = _part(net, "in_blocks"), _part(net, "out_blocks")
-    blocks = [*(f"in_blocks.{k}" for k in range(len(inner))), "mid_block"]
-    blocks += [f"out_blocks.{k}" for k in range(len(outer))]
+    n = len(find_uvit(net) or ())
+    blocks = [*(f"in_blocks.{k}" for k in range(n)), "mid_block", *(f"out_blocks.{k}" for k in range(n))]
     branches = [[f"{block}.attn", f"{block}.mlp"] for block in blocks]
-    names = {name for name, _ in net.named_modules()}
-    return branches if all(path in names for paths in branches for path in paths) else None
+    if not n or not {path for paths in branches for path in paths} <= {name for name, _ in net.named_modules()}:
+        requires = "acts on block outputs and requires a U-ViT (blocks with attn and mlp)"
+        raise UnsupportedNetworkError(f"scaling {kind!r} {requires}, got {type(net).__name__}")
+    return branches
 
 
-def _part(net: nn.Module, name: str) -> Any:
-    return getattr(net, name, None)
+def _parts(net: nn.Module, *names: str) -> list[Any]:
+    return [getattr(net, name, None) for name in names]
 
 
 def _lists(*values: object) -> bool:
@@ -247,9 +239,9 @@ def _is_linear(layer: object) -> bool:
     return isinstance(getattr(layer, "base_layer", layer), nn.Linear)
 
 
-def _tuple_argument(block: nn.Module) -> str | None:
+def _tuple_argument(block: nn.Module) -> str:
     names = inspect.signature(block.forward).parameters
-    return next((name for name in ("res_hidden_states_tuple", "res_hidden_states_list") if name in names), None)
+    return next((name for name in ("res_hidden_states_tuple", "res_hidden_states_list") if name in names), "")
 
 
 def _channels(module: nn.Module) -> tuple[int | None, int | None]:
@@ -265,8 +257,7 @@ def _channels(module: nn.Module) -> tuple[int | None, int | None]:
             return width_in, last if isinstance(last, int) else width_out
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    layers = [m for m in module.modules() if isinstance(m, nn.modules.conv._ConvNd)]
-    if layers:
+    if layers := [m for m in module.modules() if isinstance(m, nn.modules.conv._ConvNd)]:
         return layers[0].in_channels, layers[-1].out_channels
     linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
     return (linears[0].in_features, linears[-1].out_features) if linears else (None, None)
@@ -274,7 +265,7 @@ def _channels(module: nn.Module) -> tuple[int | None, int | None]:
 
 def _norm_and_shortcut(block: nn.Module, path: str) -> tuple[str | None, str | None]:
     """Return the first norm of the concatenation in a ResNet block, and the shortcut beside it."""
-    if isinstance(getattr(block, "spatial_res_block", None), nn.Module):
+    if _modules(getattr(block, "spatial_res_block", None)):
         return _norm_and_shortcut(block.get_submodule("spatial_res_block"), f"{path}.spatial_res_block")
     width = _channels(block)[0]
     for norm in ("norm1", "in_layers.0"):
@@ -285,18 +276,16 @@ def _norm_and_shortcut(block: nn.Module, path: str) -> tuple[str | None, str | N
         seen = getattr(module, "num_channels", getattr(module, "num_features", None))
         if seen != width and seen is not None:
             continue
-        shortcut = next(
-            (n for n in ("conv_shortcut", "skip_connection", "nin_shortcut")
-             if isinstance(getattr(block, n, None), nn.Module)), None)  # fmt: skip
+        names = ("conv_shortcut", "skip_connection", "nin_shortcut")
+        shortcut = next((name for name in names if _modules(getattr(block, name, None))), None)
         return f"{path}.{norm}", f"{path}.{shortcut}" if shortcut else None
     return None, None
 
 
 def _with_sources(net: nn.Module, sites: list[Site]) -> list[Site]:
     """Name the sources of the skips, if the widths of encoder outputs and skips agree."""
-    downs, widths = _part(net, "down_blocks"), [site.channels for site in sites]
-    conv_in = _part(net, "conv_in")
-    each = [("conv_in", _channels(conv_in)[1])] if isinstance(conv_in, nn.Module) else []
+    downs, conv_in = _parts(net, "down_blocks", "conv_in")
+    each = [("conv_in", _channels(conv_in)[1])] if _modules(conv_in) else []
     for b, block in enumerate(downs):  # every resnet, and the downsampling
         each += [(f"down_blocks.{b}.resnets.{r}", _channels(m)[1]) for r, m in enumerate(block.resnets)]
         for name in ("downsamplers", "downsampler"):
@@ -304,6 +293,6 @@ def _with_sources(net: nn.Module, sites: list[Site]) -> list[Site]:
                 each.append((f"down_blocks.{b}.{name}", each[-1][1]))
     blocks = [(f"down_blocks.{b}", _channels(m.resnets[-1])[1]) for b, m in enumerate(downs)]  # one per block
     for outputs in (each, blocks[: len(sites)]):
-        if [width for _, width in outputs] == widths:
+        if [width for _, width in outputs] == [site.channels for site in sites]:
             return [replace(site, source=source) for site, (source, _) in zip(sites, outputs, strict=True)]
     return sites

@@ -20,15 +20,8 @@ from scalelong.skips.sites import Site, declared_sites, skip_shape
 NAME = "skip_scaling"  # the attribute of a network's root under which its one scaling module is registered
 
 
-class Actor(Protocol):
-    def scale(self, skip: Tensor, i: int) -> Tensor: ...
-
-
 class Handle(Protocol):
     def remove(self) -> None: ...
-
-
-# --------------------------------------------------------------------------------- networks that scale in `forward`
 
 
 def scale_skip(net: nn.Module, skip: Tensor, i: int) -> Tensor:
@@ -44,26 +37,20 @@ def scale_skip(net: nn.Module, skip: Tensor, i: int) -> Tensor:
     """
     declared: Any = getattr(net, "long_skips", None)
     if declared is None:
-        raise UnsupportedNetworkError(
-            f"{type(net).__name__} calls scale_skip but has no long_skips; set self.long_skips = (C_1, …, C_N), the "
-            "channel widths of its long skips, outermost first"
-        )
+        hint = "set self.long_skips = (C_1, …, C_N), the channel widths of its long skips, outermost first"
+        raise UnsupportedNetworkError(f"{type(net).__name__} calls scale_skip but has no long_skips; {hint}")
     if not 1 <= i <= len(declared):
         raise invalid("i", f"between 1 (outermost) and {len(declared)} (innermost)", i)
     shape = skip_shape(declared[i - 1])
     if shape.channels is not None and skip.shape[shape.dim] != shape.channels:
-        raise UnsupportedNetworkError(
-            f"long skip {i} has {skip.shape[shape.dim]} channels, but {type(net).__name__}.long_skips declares "
-            f"{shape.channels}"
-        )
+        declaration = f"{type(net).__name__}.long_skips declares {shape.channels}"
+        raise UnsupportedNetworkError(f"long skip {i} has {skip.shape[shape.dim]} channels, but {declaration}")
     scaler = scaling_of(net)
+    own = [scaler] if scaler is not None and scaler.spec.acts_on == "skips" else []
     taps = [] if torch.compiler.is_compiling() else [tap for tap in _TAPS if tap.net is net]
-    for tap in taps:
-        skip = tap.actor.scale(skip, i) if tap.before else skip
-    if scaler is not None and scaler.spec.acts_on == "skips":
-        skip = scaler.scale(skip, i)  # κ_i·x_i
-    for tap in taps:
-        skip = skip if tap.before else tap.actor.scale(skip, i)
+    before = [tap.actor for tap in taps if tap.before]
+    for actor in (*before, *own, *(tap.actor for tap in taps if not tap.before)):
+        skip = actor.scale(skip, i)  # κ_i·x_i
     return skip
 
 
@@ -83,7 +70,7 @@ class _Tap:
     """An actor that sees the skips of one network that scales in `forward`."""
 
     net: nn.Module
-    actor: Actor
+    actor: Any
     before: bool
 
     def remove(self) -> None:
@@ -91,9 +78,6 @@ class _Tap:
 
 
 _TAPS: list[_Tap] = []
-
-
-# -------------------------------------------------------------------------------------------------- other networks
 
 
 @dataclass(frozen=True)
@@ -147,7 +131,7 @@ class Part:
     trailing: int | None  # number of trailing channels, None for the whole tensor
     dim: int
 
-    def scaled(self, x: Any, actor: Actor) -> Tensor:
+    def scaled(self, x: Any, actor: Any) -> Tensor:
         if not isinstance(x, Tensor):
             raise UnsupportedNetworkError(f"long skip {self.index} must be a tensor, got {type(x).__name__}")
         if self.trailing is None:
@@ -157,36 +141,31 @@ class Part:
         return x if scaled is skip else torch.cat([backbone, scaled], dim=self.dim)
 
 
+@dataclass(eq=False)
 class SkipHook:
     """Base class of the hooks, by which `detach` recognizes them."""
 
-    def __init__(self, actor: Actor) -> None:
-        self.actor = actor
+    actor: Any
 
 
+@dataclass(eq=False)
 class ArgumentHook(SkipHook):
     """A forward pre-hook that scales the long skips within one argument of a call."""
 
-    def __init__(self, actor: Actor, argument: Argument, parts: tuple[Part, ...]) -> None:
-        super().__init__(actor)
-        self.argument, self.parts = argument, parts
+    argument: Argument
+    parts: tuple[Part, ...]
 
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def __str__(self) -> str:
+        return f"argument {self.argument}, which holds long skip {self.parts[0].index}"
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value, first = self.argument.get(args, kwargs), self.parts[0]
         if value is None:
-            raise UnsupportedNetworkError(
-                f"{type(module).__name__} was called without argument {self.argument}, which holds long skip "
-                f"{first.index}"
-            )
+            raise UnsupportedNetworkError(f"{type(module).__name__} was called without {self}")
         if first.item is None:
             return self.argument.put(args, kwargs, first.scaled(value, self.actor))
         if not isinstance(value, (tuple, list)):
-            raise UnsupportedNetworkError(
-                f"argument {self.argument}, which holds long skip {first.index}, must be a tuple or list, got "
-                f"{type(value).__name__}"
-            )
+            raise UnsupportedNetworkError(f"{self}, must be a tuple or list, got {type(value).__name__}")
         items = list(value)
         for part in self.parts:
             assert part.item is not None
@@ -198,29 +177,27 @@ class ArgumentHook(SkipHook):
         return self.argument.put(args, kwargs, tuple(items) if isinstance(value, tuple) else items)
 
 
+@dataclass(eq=False)
 class NormHook(SkipHook):
     """A forward hook that scales the skip's channels at a norm's output; κ_i is computed from the norm's input."""
 
-    def __init__(self, actor: SkipScaling, part: Part) -> None:
-        super().__init__(actor)
-        self.scaler, self.part = actor, part
+    part: Part
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         assert self.part.trailing is not None
         _, skip = split_trailing(args[0], self.part.trailing, self.part.dim)
-        kappa = self.scaler(skip, self.part.index)
+        kappa = self.actor(skip, self.part.index)
         if isinstance(kappa, float) and kappa == 1.0:
             return output
         backbone, normed = split_trailing(output, self.part.trailing, self.part.dim)
         return torch.cat([backbone, normed * kappa], dim=self.part.dim)
 
 
+@dataclass(eq=False)
 class BranchHook(SkipHook):
     """A forward hook that scales the output of a residual branch (Table 3's baselines)."""
 
-    def __init__(self, actor: Actor, index: int) -> None:
-        super().__init__(actor)
-        self.index = index
+    index: int
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         return self.actor.scale(output, self.index)
@@ -229,15 +206,13 @@ class BranchHook(SkipHook):
 def split_trailing(x: Tensor, channels: int, dim: int) -> tuple[Tensor, Tensor]:
     """Split a concatenation into the backbone's and the skip's channels."""
     if x.shape[dim] <= channels:
-        raise UnsupportedNetworkError(
-            f"a concatenation of {x.shape[dim]} channels cannot end with a skip of {channels} channels"
-        )
+        raise UnsupportedNetworkError(f"{x.shape[dim]} concatenated channels cannot end with a skip of {channels}")
     backbone, skip = x.split([x.shape[dim] - channels, channels], dim=dim)
     return backbone, skip
 
 
 def attach(
-    net: nn.Module, sites: list[Site], actor: Actor, *, placement: str = "join", before: bool = False
+    net: nn.Module, sites: list[Site], actor: Any, *, placement: str = "join", before: bool = False
 ) -> list[Handle]:
     """Let `actor` act on the skips at `sites` (outermost first), after the network's own scaling or `before` it."""
     if placement == "after_norm":
@@ -259,10 +234,8 @@ def attach(
 
 def _attach_after_norm(net: nn.Module, site: Site, index: int, actor: Any) -> list[Handle]:
     if site.norm is None:
-        raise UnsupportedNetworkError(
-            f'placement="after_norm" requires a norm after the join of long skip {index}, but {site.path} has none; '
-            'use placement="join"'
-        )
+        problem = f"requires a norm after the join of long skip {index}, but {site.path} has none"
+        raise UnsupportedNetworkError(f'placement="after_norm" {problem}; use placement="join"')
     part = Part(index, None, site.channels, site.dim)
     handles: list[Handle] = [net.get_submodule(site.norm).register_forward_hook(NormHook(actor, part))]
     if site.shortcut is not None:
@@ -271,21 +244,11 @@ def _attach_after_norm(net: nn.Module, site: Site, index: int, actor: Any) -> li
     return handles
 
 
-def attach_branches(net: nn.Module, branches: list[list[str]], scaler: SkipScaling) -> None:
-    """Register the hooks that scale block outputs: `branches[b]` are the paths of block b's branches."""
-    for index, paths in enumerate(branches, start=1):
-        for path in paths:
-            net.get_submodule(path).register_forward_hook(BranchHook(scaler, index))
-
-
-def detach(net: nn.Module, actor: Actor) -> None:
+def detach(net: nn.Module, actor: Any) -> None:
     """Remove every hook of `actor` from the network."""
     for module in net.modules():
-        for hooks, companions in (
-            (module._forward_pre_hooks, [module._forward_pre_hooks_with_kwargs]),
-            (module._forward_hooks, [module._forward_hooks_with_kwargs, module._forward_hooks_always_called]),
-        ):
+        for kind in ("_forward_pre_hooks", "_forward_hooks"):
+            hooks = getattr(module, kind)
             for key in [k for k, hook in hooks.items() if isinstance(hook, SkipHook) and hook.actor is actor]:
-                del hooks[key]
-                for companion in companions:
-                    companion.pop(key, None)
+                for table in (hooks, getattr(module, f"{kind}_with_kwargs"), module._forward_hooks_always_called):
+                    table.pop(key, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from torch import nn
 
@@ -81,7 +81,12 @@ def declared_sites(net: nn.Module) -> list[Site] | None:
         return None
     if not declared:
         raise invalid(f"{type(net).__name__}.long_skips", "one entry per long skip, outermost first", declared)
-    return [skip if isinstance(skip, Site) else _from_shape(net, skip) for skip in declared]
+    sites = []
+    for skip in declared:
+        if isinstance(skip, bool) or not isinstance(skip, (int, SkipShape, Site)):
+            raise invalid(f"{type(net).__name__}.long_skips", "a tuple of channel widths, SkipShapes or Sites", skip)
+        sites.append(skip if isinstance(skip, Site) else Site(ROOT, **asdict(skip_shape(skip))))
+    return sites
 
 
 def skip_shape(declared: int | SkipShape | Site) -> SkipShape:
@@ -89,15 +94,3 @@ def skip_shape(declared: int | SkipShape | Site) -> SkipShape:
     if isinstance(declared, Site):
         return declared.shape
     return declared if isinstance(declared, SkipShape) else SkipShape(declared)
-
-
-def _from_shape(net: nn.Module, declared: int | SkipShape) -> Site:
-    if isinstance(declared, bool) or not isinstance(declared, (int, SkipShape)):
-        raise invalid(f"{type(net).__name__}.long_skips", "a tuple of channel widths, SkipShapes or Sites", declared)
-    shape = skip_shape(declared)
-    return Site(ROOT, channels=shape.channels, dim=shape.dim, tokens=shape.tokens)
-
-
-def consumer(net: nn.Module, site: Site) -> nn.Module:
-    """Return the module whose output contains the joined skip."""
-    return net if site.path == ROOT else net.get_submodule(site.path)

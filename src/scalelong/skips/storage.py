@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +58,10 @@ def load_scaling(net: Net, folder: Path | str) -> Net:
     root, path = unwrapped(net), Path(folder) / JSON
     record = _read(path)
     spec = Scaling.from_dict(record["scaling"])
-    sites = [_site(values, path) for values in record["sites"]]
+    try:
+        sites = [Site(**values) for values in record["sites"]]
+    except TypeError as error:  # not an object, or with unknown or missing fields
+        raise ScalingStateError(f"{path} is not a scaling: invalid sites {record['sites']!r}") from error
     if spec.is_identity:
         return remove(net)
     with restore_on_failure(root):
@@ -93,13 +96,6 @@ def _read(path: Path) -> dict[str, Any]:
     return record
 
 
-def _site(values: Any, path: Path) -> Site:
-    known = {field.name for field in fields(Site)}
-    if not isinstance(values, dict) or not set(values) <= known or "path" not in values:
-        raise ScalingStateError(f"{path} is not a scaling: invalid site {values!r}")
-    return Site(**values)
-
-
 def _found(root: nn.Module) -> list[Site] | None:
     """Return the sites found without help, None if the network is unknown."""
     try:
@@ -111,17 +107,15 @@ def _found(root: nn.Module) -> list[Site] | None:
 def _check_fit(root: nn.Module, sites: list[Site], record: dict[str, Any], path: Path) -> None:
     """Compare the saved sites with those of this network."""
     here = _found(root) or []
-    modules = {name for name, _ in root.named_modules(remove_duplicate=False)}
-    differences = []
     if record["own_sites"]:  # the user listed them: only their modules must exist
-        differences = [f"skip {i} ends at {s.path}, which is missing here" for i, s in enumerate(sites, 1)
-                       if s.path not in modules]  # fmt: skip
+        modules = {name for name, _ in root.named_modules(remove_duplicate=False)}
+        missing = [(i, site.path) for i, site in enumerate(sites, start=1) if site.path not in modules]
+        differences = [f"skip {i} ends at {consumer}, which is missing here" for i, consumer in missing]
     elif len(sites) != len(here):
         differences = [f"{len(sites)} long skips there, {len(here)} here"]
     else:
-        for i, (a, b) in enumerate(zip(sites, here, strict=True), start=1):
-            if (a.path, a.channels, a.tokens) != (b.path, b.channels, b.tokens):
-                differences.append(f"skip {i} is {_summary(a)} there, {_summary(b)} here")
+        pairs = [(_summary(there), _summary(site)) for there, site in zip(sites, here, strict=True)]
+        differences = [f"skip {i} is {a} there, {b} here" for i, (a, b) in enumerate(pairs, start=1) if a != b]
     if differences:
         raise UnsupportedNetworkError(
             f"the scaling in {path.parent} belongs to a different network ({record['network']}) than this "
@@ -135,17 +129,14 @@ def _summary(site: Site) -> str:
 
 
 def _load_weights(root: nn.Module, path: Path, names: list[str]) -> None:
-    scaler = scaling_of(root)
-    assert scaler is not None
-    expected = scaler.state_dict()
+    expected = {} if (scaler := scaling_of(root)) is None else scaler.state_dict()
     if not expected and not names:
         return
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ScalingStateError(f"{path} cannot be read: {error}") from error
-    problems = key_problems(expected, state)
-    if problems:
+    if problems := key_problems(expected, state):
         raise ScalingStateError(f"the weights in {path} do not fit the scaling: {problems}")
     with torch.no_grad():
         for name, value in expected.items():
