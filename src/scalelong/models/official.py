@@ -121,16 +121,14 @@ def _choose_scaling(requested: Any, calibration: dict[str, Tensor], *, n: int, t
         expected = f"pos_embed has {tokens} tokens and the hidden width must be tokens // reduction"
         raise UnsupportedNetworkError(f"{prefixes[0]}layer1.weight maps {width} tokens to {hidden}, but {expected}")
     inferred = LearnableScaling(shared=shared, reduction=reduction, gate="tokens")
-    if spec is None:
-        return inferred
-    fits = isinstance(spec, LearnableScaling) and (
-        (spec.calibration, spec.shared, max(1, width // spec.reduction)) == ("se", shared, hidden)
-        and spec.gate != "channels" and spec.init != "identity"
+    fits = spec is None or (
+        isinstance(spec, LearnableScaling) and spec.gate != "channels" and spec.init != "identity"
+        and (spec.calibration, spec.shared, max(1, width // spec.reduction)) == ("se", shared, hidden)
     )  # fmt: skip
     if not fits:
         names = ", ".join(sorted(calibration)[:4])
         raise UnsupportedNetworkError(f"{spec!r} does not fit the calibration network ({names}), which is {inferred!r}")
-    return spec
+    return inferred if spec is None else spec
 
 
 def _our_key(key: str, n: int) -> str:

@@ -13,10 +13,12 @@ from scalelong.diffusion.network import Denoiser, guided
 from scalelong.diffusion.sampling import to_uint8
 from scalelong.errors import require, unknown
 from scalelong.process import Process, get_process
+from scalelong.skips import load_scaling, save_scaling, unscaled
 
 require("diffusers", extra="train", purpose="a diffusers pipeline")
 
 from diffusers import DiffusionPipeline, DPMSolverMultistepScheduler, ImagePipelineOutput  # noqa: E402
+from diffusers.utils.torch_utils import randn_tensor  # noqa: E402
 
 GRID = 1000
 
@@ -58,8 +60,6 @@ class ScaleLongPipeline(DiffusionPipeline):
         return_dict: bool = True,
     ) -> Any:
         """Sample. `output_type` is "pil", "np" (0 to 1) or "pt" (-1 to 1, also for latents)."""
-        from diffusers.utils.torch_utils import randn_tensor
-
         if output_type not in ("pil", "np", "pt"):
             raise unknown("output_type", output_type, ("pil", "np", "pt"))
         process = get_process(self.config.process)
@@ -88,8 +88,6 @@ class ScaleLongPipeline(DiffusionPipeline):
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
         """Write a diffusers folder, with the scaling beside a network that does not store it in its config."""
-        from scalelong.skips import save_scaling, unscaled
-
         if "scaling" in self.unet.config:
             super().save_pretrained(save_directory, *args, **kwargs)
             return
@@ -100,8 +98,6 @@ class ScaleLongPipeline(DiffusionPipeline):
     @classmethod
     def from_pretrained(cls, folder: str | Path, *args: Any, **kwargs: Any) -> ScaleLongPipeline:
         """Load a folder written by `save_pretrained`, including the scaling."""
-        from scalelong.skips import load_scaling
-
         pipe = super().from_pretrained(folder, *args, **kwargs)
         if (Path(folder) / "unet" / "scaling.json").is_file():
             load_scaling(pipe.unet, Path(folder) / "unet")

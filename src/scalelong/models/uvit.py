@@ -20,6 +20,7 @@ require("diffusers", extra="train", purpose="UViT (a diffusers model)")
 
 from diffusers import ConfigMixin, ModelMixin  # noqa: E402
 
+from scalelong.models.official import load_official  # noqa: E402
 from scalelong.scaling import Scaling, parse_scaling  # noqa: E402
 from scalelong.skips import Site, apply, scale_skip  # noqa: E402
 
@@ -221,8 +222,6 @@ class UViT(ModelMixin, ConfigMixin):
 
         `scaling=None` selects LS if its weights (`se.*`) are present, and no scaling otherwise.
         """
-        from scalelong.models.official import load_official
-
         return load_official(cls, path_or_state_dict, img_size=img_size, num_heads=num_heads, scaling=scaling)
 
 

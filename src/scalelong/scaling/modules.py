@@ -72,10 +72,8 @@ class CalibratedSkips(SkipScaling):
         width = self.widths[i - 1]
         gated = 1 if self.gates[i - 1] == "tokens" else self.dims[i - 1] % skip.ndim
         if skip.shape[gated] != width:
-            raise UnsupportedNetworkError(
-                f"long skip {i} has {skip.shape[gated]} {self.gates[i - 1]} (shape {tuple(skip.shape)}), but its "
-                f"calibration network was built for {width}"
-            )
+            found = f"long skip {i} has {skip.shape[gated]} {self.gates[i - 1]} (shape {tuple(skip.shape)})"
+            raise UnsupportedNetworkError(f"{found}, but its calibration network was built for {width}")
         pooled_dims = [d for d in range(1, skip.ndim) if d != gated]
         pooled = skip.mean(pooled_dims) if pooled_dims else skip  # GAP: (B, width); no dims would mean all of them
         kappa = torch.sigmoid(self.networks(pooled, i))  # (B, width)
@@ -98,11 +96,6 @@ class SqueezeExcitation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.layer2(self.act(self.layer1(x)))
 
-    def zero_output(self) -> None:
-        """Make ζ(x) = 0 for every x, with a gradient: the layer before the sigmoid is zero."""
-        nn.init.zeros_(self.layer2.weight)
-        nn.init.zeros_(self.layer2.bias)
-
 
 class ImplicitExcitation(nn.Module):
     """IE: scale·x + shift, initialized to scale 0 and shift −1."""
@@ -114,9 +107,6 @@ class ImplicitExcitation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scale * x + self.shift
-
-    def zero_output(self) -> None:
-        nn.init.zeros_(self.shift)
 
 
 class CalibrationNetworks(nn.Module):
@@ -153,8 +143,12 @@ class CalibrationNetworks(nn.Module):
         return self.decoders[key](self.zeta(self.encoders[key](pooled)))
 
     def zero_output(self) -> None:
+        """Make ζ(x) = 0 for every x, with a gradient: the layer before the sigmoid is zero."""
+        network: Any
         for network in self.each or self.by_width.values() or self.decoders.values() or [self.zeta]:
-            network.zero_output()  # type: ignore[operator]
+            ie = isinstance(network, ImplicitExcitation)
+            for parameter in [network.shift] if ie else network.layer2.parameters():
+                nn.init.zeros_(parameter)
 
 
 def _zeta(spec: LearnableScaling, width: int) -> nn.Module:

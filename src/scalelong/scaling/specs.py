@@ -116,10 +116,10 @@ class FixedScaling(Scaling):
 
     def geometric(self, n: int) -> tuple[float, float] | None:
         """Return (log a, log r) if κ_i = a·r^(i−1), for closed forms of sums over κ_i; None otherwise."""
-        return None
+        return (0.0, 0.0) if self.is_identity else None
 
     def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:
-        return kappa_notices(self.coefficients(n), getattr(self, "kappa", None), mean_ratio)
+        return [] if self.is_identity else kappa_notices(self.coefficients(n), getattr(self, "kappa", None), mean_ratio)
 
     def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
         from scalelong.scaling.modules import FixedSkips
@@ -136,12 +136,6 @@ class NoScaling(FixedScaling):
 
     def coefficients(self, n: int) -> tuple[float, ...]:
         return (1.0,) * _count(n)
-
-    def geometric(self, n: int) -> tuple[float, float]:
-        return 0.0, 0.0
-
-    def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:
-        return []
 
 
 @dataclass(frozen=True)
@@ -347,13 +341,12 @@ def kappa_notices(
     n, total = len(coefficients), math.fsum(kappa_i**2 for kappa_i in coefficients)
     cap = min(UPPER, float(n))
     mean, whose = (PAPER_MEAN, "the paper's") if mean_ratio is None else (mean_ratio, "the data's")
-    notices = []
+    side = ""
     if total < min(mean, cap) * (1 - 1e-9):
         side = f"below {whose} mean ratio {number(mean, 3)}: the output may be too small for the noise"
-        notices.append(Notice("info", f"Σκ² = {total:.2f} is {side}"))
     elif total > cap * (1 + 1e-9):
         side = f"above {cap:g}, the upper end of the paper's range: features may oscillate more"
-        notices.append(Notice("info", f"Σκ² = {total:.2f} is {side}"))
+    notices = [Notice("info", f"Σκ² = {total:.2f} is {side}")] if side else []
     if kappa is not None and n > 1 and min(coefficients) < SMALLEST:
         text = (
             f"kappa = {kappa:g} with {n} long skips scales one of them by {min(coefficients):.2g}, which almost cuts "

@@ -73,7 +73,7 @@ def apply(
 
 def remove(net: Net) -> Net:
     """Remove the scaling; the network is bit for bit what it was. Does nothing to an unscaled network."""
-    root = unwrapped(net, removing=True)
+    root = unwrapped(net)
     if (scaler := scaling_of(root)) is not None:
         _unregister(root, scaler)
     return net
@@ -87,14 +87,13 @@ def unscaled(net: Net) -> Iterator[Net]:
     """
     root = unwrapped(net, allow_wrappers=True)
     scaler = scaling_of(root)
-    if scaler is None:
-        yield net
-        return
-    _unregister(root, scaler)
+    if scaler is not None:
+        _unregister(root, scaler)
     try:
         yield net
     finally:
-        _register(root, scaler)
+        if scaler is not None:
+            _register(root, scaler)
 
 
 @contextmanager
@@ -127,7 +126,7 @@ def sites_of(net: nn.Module) -> tuple[list[Site], str]:
     return find_sites(net), "join"
 
 
-def unwrapped(net: Any, allow_wrappers: bool = False, removing: bool = False) -> nn.Module:
+def unwrapped(net: Any, allow_wrappers: bool = False) -> nn.Module:
     """Return the network inside PEFT's wrapper.
 
     Wrappers that must come after scaling (DDP, FSDP, torch.compile) raise an error unless `allow_wrappers` is set.
@@ -142,13 +141,13 @@ def unwrapped(net: Any, allow_wrappers: bool = False, removing: bool = False) ->
         for path, module in net.named_modules():
             if (wrapper := _wrapper(module)) is not None:
                 what = f"module {path!r}" if path else "the network"
-                order = f"call scalelong.apply(net, scaling) first, then {wrapper} and the optimizer"
-                if removing:
-                    order = "remove the scaling from the network itself, then wrap it again"
-                raise ScalingStateError(f"{what} is already wrapped by {wrapper}; {order}")
+                raise ScalingStateError(
+                    f"{what} is already wrapped by {wrapper}; call scalelong.apply(net, scaling) first, then {wrapper} "
+                    "and the optimizer; to remove a scaling, unwrap the network, then wrap it again"
+                )
     if any(cls.__name__ == "PeftModel" for cls in type(net).__mro__):
         base: Any = net.get_base_model
-        return unwrapped(base(), allow_wrappers, removing)
+        return unwrapped(base(), allow_wrappers)
     return net
 
 
@@ -196,7 +195,6 @@ def _unregister(root: nn.Module, scaler: SkipScaling) -> None:
 
 def _update_config(root: nn.Module, spec: Scaling) -> None:
     """Keep the config of a network that stores its scaling there (our U-ViT) up to date."""
-    config = getattr(root, "config", None)
-    register: Any = getattr(root, "register_to_config", None)
+    config, register = getattr(root, "config", None), getattr(root, "register_to_config", None)
     if register is not None and config is not None and "scaling" in config:
         register(scaling=spec.to_dict())

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,16 +52,6 @@ class Row:
     norm_passes: float | None = None
     note: str = ""
 
-    def cells(self, measured: bool) -> list[str]:
-        kappa = "learned" if self.coefficient is None else f"{self.coefficient:.4g}"
-        if self.coefficient_range is not None:
-            kappa += " ({:.3g}…{:.3g})".format(*self.coefficient_range)
-        cells = [str(self.index), self.source or "?", self.path, kappa]
-        if measured:
-            shape = "×".join(map(str, self.shape)) if self.shape else "not called"
-            cells += [shape, *(number(v, 3) for v in (self.felt, self.norm_passes))]
-        return cells
-
 
 @dataclass(frozen=True)
 class Description:
@@ -73,9 +64,15 @@ class Description:
 
     def __str__(self) -> str:
         measured = any(row.felt is not None for row in self.rows)
-        head = ["i", "from", "to", "κ_i", *(["shape", "felt", "past norm"] if measured else [])]
-        lines = [head, *(row.cells(measured) for row in self.rows)]
-        widths = [max(len(line[c]) for line in lines) for c in range(len(head))]
+        lines = [["i", "from", "to", "κ_i", *(["shape", "felt", "past norm"] if measured else [])]]
+        for row in self.rows:
+            kappa = "learned" if row.coefficient is None else f"{row.coefficient:.4g}"
+            if row.coefficient_range is not None:
+                kappa += " ({:.3g}…{:.3g})".format(*row.coefficient_range)
+            shape = "×".join(map(str, row.shape)) if row.shape else "not called"
+            results = [shape, number(row.felt, 3), number(row.norm_passes, 3)] if measured else []
+            lines.append([str(row.index), row.source or "?", row.path, kappa, *results])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
         table.insert(1, "  ".join("─" * w for w in widths))
         title = f"{self.network}: {len(self.rows)} long skips, {self.scaling}"
@@ -134,7 +131,8 @@ def _measure(rows: list[Row], root: nn.Module, sites: list[Site], placement: str
     with torch.no_grad(), evaluating(root):
         _run(plain, root, sites, placement, call)
         for row, site in zip(rows, sites, strict=True):
-            if (i := row.index) not in plain.shapes:
+            i, shape = row.index, plain.shapes.get(row.index)
+            if shape is None:
                 measured.append(dataclasses.replace(row, note="the example did not use this skip"))
                 continue
             nudged, passes = _Nudge(i, delta), None
@@ -142,8 +140,7 @@ def _measure(rows: list[Row], root: nn.Module, sites: list[Site], placement: str
             felt = _relative_change(nudged.outputs.get(i), plain.outputs.get(i)) / delta
             if site.norm is not None:
                 passes = _relative_change(nudged.norms.get(i), plain.norms.get(i)) / delta
-            note = _note(felt, passes)
-            row = dataclasses.replace(row, shape=plain.shapes[i], felt=felt, norm_passes=passes, note=note)
+            row = dataclasses.replace(row, shape=shape, felt=felt, norm_passes=passes, note=_note(felt, passes))
             if row.coefficient is None and (kappa := plain.kappas.get(i)) is not None:
                 low, high = kappa.min().item(), kappa.max().item()
                 row = dataclasses.replace(row, coefficient=kappa.mean().item(), coefficient_range=(low, high))
@@ -159,9 +156,9 @@ def _run(nudge: _Nudge, root: nn.Module, sites: list[Site], placement: str, call
             if nudge.index not in (None, i):
                 continue
             consumer = root if site.path == ROOT else root.get_submodule(site.path)
-            handles.append(consumer.register_forward_hook(_keep(nudge.outputs, i)))
+            handles.append(consumer.register_forward_hook(partial(_keep, nudge.outputs, i, None, 1)))
             if site.norm is not None:
-                keep = _keep(nudge.norms, i, site.channels, site.dim)
+                keep = partial(_keep, nudge.norms, i, site.channels, site.dim)
                 handles.append(root.get_submodule(site.norm).register_forward_hook(keep))
         if scaler is not None and scaler.spec.coefficients(len(sites)) is None:
             handles.append(scaler.register_forward_hook(
@@ -172,15 +169,11 @@ def _run(nudge: _Nudge, root: nn.Module, sites: list[Site], placement: str, call
             handle.remove()
 
 
-def _keep(into: dict[int, Tensor], i: int, trailing: int | None = None, dim: int = 1) -> Callable[..., None]:
-    """Return a hook that keeps the first tensor of a module's output; at a norm only the skip's channels."""
-
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if (output := first_tensor(output)) is not None:
-            kept = output if trailing is None else split_trailing(output, trailing, dim)[1]
-            into[i] = kept.detach().double()
-
-    return hook
+def _keep(into: dict[int, Tensor], i: int, trailing: int | None, dim: int, *call: Any) -> None:
+    """Keep the first tensor of a module's output; at a norm only the skip's channels. `call` ends with the output."""
+    if (output := first_tensor(call[-1])) is not None:
+        kept = output if trailing is None else split_trailing(output, trailing, dim)[1]
+        into[i] = kept.detach().double()
 
 
 def _relative_change(after: Tensor | None, before: Tensor | None) -> float:

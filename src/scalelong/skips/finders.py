@@ -75,10 +75,9 @@ def _by_structure(net: nn.Module) -> list[Site]:
             hint = f"Its submodule {path!r} ({type(module).__name__}) is supported: pass net.{path}. "
             break
     raise UnsupportedNetworkError(
-        f"found no long skips in {_qualified(type(net))}. {hint}Known structures: {'; '.join(STRUCTURES)}. "
-        "For another network list the skips, outermost first: scalelong.apply(net, scaling, "
-        "sites=[scalelong.Site('decoder.path', argument='skip'), …]); or register its class with "
-        "scalelong.register_adapter(YourClass, find_skips); or call scalelong.scale_skip in its forward"
+        f"found no long skips in {_qualified(type(net))}. {hint}Known structures: {'; '.join(STRUCTURES)}. For another "
+        "network list the skips, outermost first: scalelong.apply(net, scaling, sites=[scalelong.Site('decoder.path', "
+        "argument='skip'), …]); or use scalelong.register_adapter(YourClass, find_skips), or scale_skip in its forward"
     )
 
 
@@ -265,20 +264,15 @@ def _channels(module: nn.Module) -> tuple[int | None, int | None]:
 
 def _norm_and_shortcut(block: nn.Module, path: str) -> tuple[str | None, str | None]:
     """Return the first norm of the concatenation in a ResNet block, and the shortcut beside it."""
-    if _modules(getattr(block, "spatial_res_block", None)):
-        return _norm_and_shortcut(block.get_submodule("spatial_res_block"), f"{path}.spatial_res_block")
-    width = _channels(block)[0]
+    modules = dict(block.named_modules(remove_duplicate=False))
+    if "spatial_res_block" in modules:
+        return _norm_and_shortcut(modules["spatial_res_block"], f"{path}.spatial_res_block")
+    shortcut = next((n for n in ("conv_shortcut", "skip_connection", "nin_shortcut") if n in modules), None)
     for norm in ("norm1", "in_layers.0"):
-        try:
-            module = block.get_submodule(norm)
-        except AttributeError:
-            continue
+        module = modules.get(norm)
         seen = getattr(module, "num_channels", getattr(module, "num_features", None))
-        if seen != width and seen is not None:
-            continue
-        names = ("conv_shortcut", "skip_connection", "nin_shortcut")
-        shortcut = next((name for name in names if _modules(getattr(block, name, None))), None)
-        return f"{path}.{norm}", f"{path}.{shortcut}" if shortcut else None
+        if module is not None and seen in (None, _channels(block)[0]):
+            return f"{path}.{norm}", f"{path}.{shortcut}" if shortcut else None
     return None, None
 
 
@@ -288,9 +282,8 @@ def _with_sources(net: nn.Module, sites: list[Site]) -> list[Site]:
     each = [("conv_in", _channels(conv_in)[1])] if _modules(conv_in) else []
     for b, block in enumerate(downs):  # every resnet, and the downsampling
         each += [(f"down_blocks.{b}.resnets.{r}", _channels(m)[1]) for r, m in enumerate(block.resnets)]
-        for name in ("downsamplers", "downsampler"):
-            if getattr(block, name, None) is not None:
-                each.append((f"down_blocks.{b}.{name}", each[-1][1]))
+        after = [name for name in ("downsamplers", "downsampler") if getattr(block, name, None) is not None]
+        each += [(f"down_blocks.{b}.{name}", each[-1][1]) for name in after]
     blocks = [(f"down_blocks.{b}", _channels(m.resnets[-1])[1]) for b, m in enumerate(downs)]  # one per block
     for outputs in (each, blocks[: len(sites)]):
         if [width for _, width in outputs] == [site.channels for site in sites]:

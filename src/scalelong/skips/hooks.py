@@ -7,21 +7,24 @@ Hooks are callable objects, never closures, so that they copy, pickle and compil
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from scalelong.errors import ScalingStateError, UnsupportedNetworkError, invalid
-from scalelong.scaling import SkipScaling
-from scalelong.skips.sites import Site, declared_sites, skip_shape
+from scalelong.scaling import SkipScaling, SkipShape
+from scalelong.skips.sites import Site, declared_sites
 
 NAME = "skip_scaling"  # the attribute of a network's root under which its one scaling module is registered
 
 
-class Handle(Protocol):
-    def remove(self) -> None: ...
+Handle = RemovableHandle  # of a hook or of an entry of _TAPS
+# Probes of networks that scale in `forward`: (network, actor, whether it acts before the network's own scaling).
+_TAPS: OrderedDict[int, tuple[nn.Module, Any, bool]] = OrderedDict()
 
 
 def scale_skip(net: nn.Module, skip: Tensor, i: int) -> Tensor:
@@ -41,15 +44,17 @@ def scale_skip(net: nn.Module, skip: Tensor, i: int) -> Tensor:
         raise UnsupportedNetworkError(f"{type(net).__name__} calls scale_skip but has no long_skips; {hint}")
     if not 1 <= i <= len(declared):
         raise invalid("i", f"between 1 (outermost) and {len(declared)} (innermost)", i)
-    shape = skip_shape(declared[i - 1])
+    entry = declared[i - 1]
+    shape = entry if isinstance(entry, (Site, SkipShape)) else SkipShape(entry)
     if shape.channels is not None and skip.shape[shape.dim] != shape.channels:
         declaration = f"{type(net).__name__}.long_skips declares {shape.channels}"
         raise UnsupportedNetworkError(f"long skip {i} has {skip.shape[shape.dim]} channels, but {declaration}")
     scaler = scaling_of(net)
     own = [scaler] if scaler is not None and scaler.spec.acts_on == "skips" else []
-    taps = [] if torch.compiler.is_compiling() else [tap for tap in _TAPS if tap.net is net]
-    before = [tap.actor for tap in taps if tap.before]
-    for actor in (*before, *own, *(tap.actor for tap in taps if not tap.before)):
+    taps = [] if torch.compiler.is_compiling() else [tap for tap in _TAPS.values() if tap[0] is net]
+    before = [actor for _, actor, first in taps if first]
+    after = [actor for _, actor, first in taps if not first]
+    for actor in (*before, *own, *after):
         skip = actor.scale(skip, i)  # κ_i·x_i
     return skip
 
@@ -58,26 +63,9 @@ def scaling_of(net: nn.Module) -> SkipScaling | None:
     """Return the module that scales `net`, or None for an unscaled network."""
     scaler = net._modules.get(NAME)
     if isinstance(getattr(scaler, "original_module", None), SkipScaling):
-        raise ScalingStateError(
-            f"PEFT's modules_to_save made a copy of {NAME!r} that the network does not run; leave it out and pass "
-            "scalelong.parameters(net) to the optimizer"
-        )
+        hint = "leave it out and pass scalelong.parameters(net) to the optimizer"
+        raise ScalingStateError(f"PEFT's modules_to_save made a copy of {NAME!r} that does not run; {hint}")
     return scaler if isinstance(scaler, SkipScaling) else None
-
-
-@dataclass(eq=False)
-class _Tap:
-    """An actor that sees the skips of one network that scales in `forward`."""
-
-    net: nn.Module
-    actor: Any
-    before: bool
-
-    def remove(self) -> None:
-        _TAPS.remove(self)
-
-
-_TAPS: list[_Tap] = []
 
 
 @dataclass(frozen=True)
@@ -101,9 +89,8 @@ class Argument:
             return Argument(argument, named.index(argument))
         elif any(p.name == argument and p.kind is p.KEYWORD_ONLY for p in parameters):
             return Argument(argument, None)
-        raise UnsupportedNetworkError(
-            f"{type(module).__name__}.forward has no argument {argument!r}; it has {', '.join(named) or 'none'}"
-        )
+        known = ", ".join(named) or "none"
+        raise UnsupportedNetworkError(f"{type(module).__name__}.forward has no argument {argument!r}; it has {known}")
 
     def get(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return its value in a call, None if it is absent."""
@@ -170,9 +157,8 @@ class ArgumentHook(SkipHook):
         for part in self.parts:
             assert part.item is not None
             if not -len(items) <= part.item < len(items):
-                raise UnsupportedNetworkError(
-                    f"argument {self.argument} has {len(items)} items, but long skip {part.index} is item {part.item}"
-                )
+                skip = f"long skip {part.index} is item {part.item}"
+                raise UnsupportedNetworkError(f"argument {self.argument} has {len(items)} items, but {skip}")
             items[part.item] = part.scaled(items[part.item], self.actor)
         return self.argument.put(args, kwargs, tuple(items) if isinstance(value, tuple) else items)
 
@@ -218,8 +204,9 @@ def attach(
     if placement == "after_norm":
         return [handle for i, site in enumerate(sites, 1) for handle in _attach_after_norm(net, site, i, actor)]
     if declared_sites(net) is not None:
-        _TAPS.append(tap := _Tap(net, actor, before))
-        return [tap]
+        handle = RemovableHandle(_TAPS)
+        _TAPS[handle.id] = (net, actor, before)
+        return [handle]
     calls: dict[tuple[str, int | str], list[Part]] = {}  # one hook for all skips in one argument
     for index, site in enumerate(sites, start=1):
         part = Part(index, site.item, site.channels if site.trailing else None, site.dim)

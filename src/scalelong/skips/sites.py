@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 from torch import nn
@@ -44,14 +45,12 @@ class Site:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
             raise invalid("path of a site", "the dotted name of a module", self.path)
-        for names, allowed, expected in _FIELDS:
+        for names, allowed, least, expected in _FIELDS:
             for name in names.split():
                 value = getattr(self, name)
-                if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+                valid = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
+                if not valid or (isinstance(value, int) and value < least):
                     raise invalid(f"{name} of site {self.path!r}", expected, value)
-        for name, least in (("channels", 1), ("tokens", 1), ("argument", 0)):
-            if isinstance(value := getattr(self, name), int) and value < least:
-                raise invalid(f"{name} of site {self.path!r}", f"an integer >= {least}", value)
         if (self.trailing or self.norm is not None) and not self.channels:
             raise InvalidValueError(f"site {self.path!r} has trailing or norm set, which requires channels=…")
 
@@ -65,12 +64,13 @@ class Site:
         return self.carrier or self.path
 
 
-_FIELDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
-    ("argument", (int, str), "the name or the position of an argument"),
-    ("item channels tokens", (int, type(None)), "an integer or None"),
-    ("dim", (int,), "an integer"),
-    ("trailing", (bool,), "True or False"),
-    ("carrier source norm shortcut", (str, type(None)), "the dotted name of a module or None"),
+_FIELDS: tuple[tuple[str, tuple[type, ...], float, str], ...] = (  # names, types, least number, in words
+    ("argument", (int, str), 0, "the name or the position of an argument"),
+    ("channels tokens", (int, type(None)), 1, "an integer >= 1 or None"),
+    ("item", (int, type(None)), -math.inf, "an integer or None"),
+    ("dim", (int,), -math.inf, "an integer"),
+    ("trailing", (bool,), 0, "True or False"),
+    ("carrier source norm shortcut", (str, type(None)), 0, "the dotted name of a module or None"),
 )
 
 
@@ -85,12 +85,6 @@ def declared_sites(net: nn.Module) -> list[Site] | None:
     for skip in declared:
         if isinstance(skip, bool) or not isinstance(skip, (int, SkipShape, Site)):
             raise invalid(f"{type(net).__name__}.long_skips", "a tuple of channel widths, SkipShapes or Sites", skip)
-        sites.append(skip if isinstance(skip, Site) else Site(ROOT, **asdict(skip_shape(skip))))
+        shape = SkipShape(skip) if isinstance(skip, int) else skip
+        sites.append(shape if isinstance(shape, Site) else Site(ROOT, **asdict(shape)))
     return sites
-
-
-def skip_shape(declared: int | SkipShape | Site) -> SkipShape:
-    """Return the shape that one entry of `long_skips` declares."""
-    if isinstance(declared, Site):
-        return declared.shape
-    return declared if isinstance(declared, SkipShape) else SkipShape(declared)

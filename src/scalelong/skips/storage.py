@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from scalelong.errors import ScaleLongError, ScalingStateError, UnsupportedNetworkError
 from scalelong.files import atomic_file, write_text
 from scalelong.scaling import NoScaling, Scaling
-from scalelong.skips.application import apply, remove, restore_on_failure, unwrapped
+from scalelong.skips.application import Net, apply, remove, restore_on_failure, unwrapped
 from scalelong.skips.finders import find_sites
 from scalelong.skips.hooks import scaling_of
 from scalelong.skips.sites import Site, declared_sites
@@ -23,7 +23,6 @@ from scalelong.skips.sites import Site, declared_sites
 JSON, WEIGHTS, FORMAT = "scaling.json", "scaling.safetensors", 1
 _TYPES = {"format": int, "network": str, "scaling": dict, "placement": str, "sites": list, "own_sites": bool,
           "weights": list}  # fmt: skip
-Net = TypeVar("Net", bound=nn.Module)
 
 
 def save_scaling(net: nn.Module, folder: Path | str) -> Path:
@@ -117,10 +116,11 @@ def _check_fit(root: nn.Module, sites: list[Site], record: dict[str, Any], path:
         pairs = [(_summary(there), _summary(site)) for there, site in zip(sites, here, strict=True)]
         differences = [f"skip {i} is {a} there, {b} here" for i, (a, b) in enumerate(pairs, start=1) if a != b]
     if differences:
-        raise UnsupportedNetworkError(
-            f"the scaling in {path.parent} belongs to a different network ({record['network']}) than this "
-            f"{type(root).__name__}: {'; '.join(differences[:4])}{'; …' if len(differences) > 4 else ''}"
+        what = (
+            f"{path.parent} holds the scaling of another network ({record['network']}) than this {type(root).__name__}"
         )
+        shown = differences[:4] + ["…"] * (len(differences) > 4)
+        raise UnsupportedNetworkError(f"{what}: {'; '.join(shown)}")
 
 
 def _summary(site: Site) -> str:
