@@ -156,7 +156,7 @@ def _frechet(samples: FeatureSet, reference: FeatureSet, interval: bool, seed: i
             few = f"{count:,} {which} are too few for {width:,} features: their covariance has rank {rank:,}"
             warned.append(f"{few}, and the distance reflects N more than the images")
     bias = f"the distance is biased upwards for finite N: compare it only with values at N = {n:,}"
-    ranks = {"rank": distance.rank, "rank_reference": distance.rank_reference}
+    ranks: dict[str, float] = {"rank": distance.rank, "rank_reference": distance.rank_reference}
     return MetricValue(distance.value, around, ranks, notes=(bias,), warnings=tuple(warned))
 
 
