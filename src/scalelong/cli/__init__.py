@@ -19,10 +19,7 @@ def main(argv: list[str] | None = None) -> None:
     except ImportError as error:
         if debug or (error.name or "").partition(".")[0] not in ("typer", "rich"):
             raise
-        print(
-            f"error: the scalelong command needs {error.name}: pip install 'scalelong[train]'",
-            file=sys.stderr,
-        )
+        print(f"error: the scalelong command needs {error.name}: pip install 'scalelong[train]'", file=sys.stderr)
         raise SystemExit(1) from None
 
     for stream in (sys.stdout, sys.stderr):  # print κ and undecodable file names as escapes where they cannot be shown

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,33 +17,30 @@ if TYPE_CHECKING:
     from scalelong.runs import Config, Request
 
 # Options that several commands take. Defaults stand in the signatures.
-PresetName = Annotated[str, typer.Argument(help="Name of a preset; `scalelong presets` lists them.")]
-RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+PresetName = Annotated[str, Argument(help="Name of a preset; `scalelong presets` lists them.")]
+RunFolder = Annotated[Path, Argument(help="A run folder.")]
 DatasetName = Annotated[
     str,
-    typer.Argument(
-        metavar="NAME", help="A dataset name, a folder or archive of images, a .npy or .npz file, or hf:NAME."
-    ),
+    Argument(metavar="NAME", help="A dataset name, a folder or archive of images, a .npy or .npz file, or hf:NAME."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
-Figure = Annotated[Path | None, typer.Option(help="Write the figure to this file (.png, .svg or .pdf).")]
-Jobs = Annotated[int | None, typer.Option(help="Runs in parallel. Default: one per GPU, or one per CPU core.")]
+Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print no progress.")]
+Figure = Annotated[Path | None, Option(help="Write the figure to this file (.png, .svg or .pdf).")]
+Jobs = Annotated[int | None, Option(help="Runs in parallel. Default: one per GPU, or one per CPU core.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting; repeatable: train.lr=1e-3, checkpoint.every=100, …")
+    list[str] | None, Option("--set", help="Any setting; repeatable: train.lr=1e-3, checkpoint.every=100, …")
 ]
-BatchSize = Annotated[int, typer.Option(help="Images per batch.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps. Default: the fastest available device.")]
-Precision = Annotated[str, typer.Option(help="Precision of sampling: fp32, bf16 or fp16.")]
-Weights = Annotated[Path | None, typer.Option(help="A local file with the extractor's weights.")]
+BatchSize = Annotated[int, Option(help="Images per batch.")]
+Device = Annotated[str | None, Option(help="cpu, cuda or mps. Default: the fastest available device.")]
+Precision = Annotated[str, Option(help="Precision of sampling: fp32, bf16 or fp16.")]
+Weights = Annotated[Path | None, Option(help="A local file with the extractor's weights.")]
 Sampler = Annotated[
     str | None,
-    typer.Option(help="euler-maruyama, euler-ode, dpm-solver-fast, ddpm, ddim or dpm-solver++. Default: the run's."),
+    Option(help="euler-maruyama, euler-ode, dpm-solver-fast, ddpm, ddim or dpm-solver++. Default: the run's."),
 ]
-SamplerSteps = Annotated[int | None, typer.Option(help="Network evaluations per image. Default: the run's.")]
+SamplerSteps = Annotated[int | None, Option(help="Network evaluations per image. Default: the run's.")]
 Guidance = Annotated[
-    float | None,
-    typer.Option(help="Classifier-free guidance; 1 turns it off, and the paper's scale s is s + 1 here."),
+    float | None, Option(help="Classifier-free guidance; 1 turns it off, and the paper's scale s is s + 1 here.")
 ]
 
 
@@ -93,10 +91,10 @@ def console() -> Console:
     """Return a console that does not wrap at 80 columns when the output goes to a file or a pipe."""
     from rich.console import Console
 
-    default = Console(emoji=False, highlight=False)
-    if default.is_terminal or "COLUMNS" in os.environ:
-        return default
-    return Console(emoji=False, highlight=False, width=120)
+    screen = Console(emoji=False, highlight=False)
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen.width = 120
+    return screen
 
 
 def print_lines(lines: Iterable[str], prefix: str = "") -> None:
@@ -107,16 +105,9 @@ def print_lines(lines: Iterable[str], prefix: str = "") -> None:
 
 
 def print_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    left: int = 1,
-    caption: str = "",
-    markup: bool = False,
-    wrap: bool = True,
-    lines: bool = False,
-) -> None:
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, caption: str = "",
+    wrap: bool = True, lines: bool = False,
+) -> None:  # fmt: skip
     """Print a table: the first `left` columns left-aligned, the others right-aligned. No columns: no header."""
     from rich import box
     from rich.markup import escape
@@ -132,7 +123,7 @@ def print_table(
         justify = "left" if k < left else "right"
         table.add_column(escape(column), justify=justify, no_wrap=not wrap, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
-        table.add_row(*(cell if markup else escape(cell) for cell in row))
+        table.add_row(*map(escape, row))
     screen = console()
     if title:  # on its own line: rich wraps a table's own title at the table's width
         screen.print(title, style="bold", markup=False)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Option
 
-from scalelong.cli.compare import compare, report
 from scalelong.cli.data import app as data_app
 from scalelong.cli.evaluate import evaluate
 from scalelong.cli.info import doctor, presets
-from scalelong.cli.kappa import kappa
 from scalelong.cli.paper import paper
-from scalelong.cli.robustness import robustness
-from scalelong.cli.sample import sample
-from scalelong.cli.theory import theory
-from scalelong.cli.train import train
+from scalelong.cli.runs import compare, report, sample, train
+from scalelong.cli.stability import kappa, robustness, theory
 from scalelong.version import __version__
 
 app = typer.Typer(
@@ -38,9 +35,9 @@ def _version(requested: bool) -> None:
 @app.callback()
 def _scalelong(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Print the traceback of an error.")] = False,
 ) -> None:
     pass
 

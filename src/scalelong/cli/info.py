@@ -7,6 +7,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
 from scalelong.cli._shared import Json, console, echo_json, print_table
 
@@ -32,7 +33,7 @@ PARTS = (
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Print the complete config of this preset.")] = None,
+    name: Annotated[str | None, Argument(help="Print the complete config of this preset.")] = None,
     json: Json = False,
 ) -> None:
     """List the presets with their parameters, batch, steps and cost per step.
@@ -82,8 +83,9 @@ def doctor(json: Json = False) -> None:
 
     import torch
 
-    keys = ("name", "version", "extra", "gives")
-    parts = [dict(zip(keys, (name, _version_of(name), *rest), strict=True)) for name, *rest in PARTS]
+    parts: list[dict[str, Any]] = [
+        {"name": name, "version": _version_of(name), "extra": extra, "gives": gives} for name, extra, gives in PARTS
+    ]
     devices = _devices()
     system: dict[str, Any] = {
         "scalelong": _version_of("scalelong"),
@@ -103,9 +105,9 @@ def doctor(json: Json = False) -> None:
     cells = [(d["device"], d["name"] + memory.get(d["device"], ""), ", ".join(d["precision"])) for d in devices]
     print_table("Devices", ("device", "name", "precision"), cells, left=3)
     rows = []
-    for name, version, extra, gives in (part.values() for part in parts):
-        install = "" if version else f"; install with: pip install 'scalelong[{extra}]'"
-        rows.append((name, version or "missing", gives + install))
+    for part in parts:
+        install = "" if part["version"] else f"; install with: pip install 'scalelong[{part['extra']}]'"
+        rows.append((part["name"], part["version"] or "missing", part["gives"] + install))
     print_table("Dependencies", ("name", "version", "used for"), rows, left=3)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from scalelong.cli._shared import Jobs, Json, Quiet, console, echo_json, print_lines, print_table
 
@@ -15,19 +16,17 @@ if TYPE_CHECKING:
 
 
 def paper(
-    item: Annotated[str, typer.Argument(help="figure-1, 3, 5, 6, 7, 11, 12 or 13, table-1 … 4; or list, all or page.")],
-    size: Annotated[str, typer.Option(help="cpu, or paper for the paper's presets on GPUs.")] = "cpu",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, steps and cost, and exit.")] = False,
+    item: Annotated[str, Argument(help="figure-1, 3, 5, 6, 7, 11, 12 or 13, table-1 … 4; or list, all or page.")],
+    size: Annotated[str, Option(help="cpu, or paper for the paper's presets on GPUs.")] = "cpu",
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the commands, steps and cost, and exit.")] = False,
     seeds: Annotated[
-        str | None, typer.Option(help="Number of seeds, or a list of seeds such as 4,7. Default: the item's, 3.")
+        str | None, Option(help="Number of seeds, or a list of seeds such as 4,7. Default: the item's, 3.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of every run. Default: the item's.")] = None,
+    steps: Annotated[int | None, Option(help="Steps of every run. Default: the item's.")] = None,
     jobs: Jobs = None,
-    train: Annotated[
-        bool, typer.Option("--train/--no-train", help="Train missing runs, or judge the finished ones.")
-    ] = True,
-    runs: Annotated[Path, typer.Option(help="Folder of the runs, shared between items.")] = Path("runs/paper"),
-    out: Annotated[Path, typer.Option(help="Folder for ITEM.json and ITEM.png.")] = Path("results/paper"),
+    train: Annotated[bool, Option("--train/--no-train", help="Train missing runs, or judge the finished ones.")] = True,
+    runs: Annotated[Path, Option(help="Folder of the runs, shared between items.")] = Path("runs/paper"),
+    out: Annotated[Path, Option(help="Folder for ITEM.json and ITEM.png.")] = Path("results/paper"),
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -55,9 +54,11 @@ def paper(
     if item == "list":
         _list(options, json)
     elif item == "page":
-        from scalelong.paper.page import PAGE, write_page
+        from scalelong.files import write_text
+        from scalelong.paper.page import PAGE, page
 
-        typer.echo(f"page: {write_page(out, PAGE)}")
+        write_text(PAGE, page(out))
+        typer.echo(f"page: {PAGE}")
     elif item == "all":
         _run_all(options, dry_run, json)
     else:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from scalelong.runs.stability import StabilityArrays
+    from scalelong.runs.logs import StabilityArrays
 
 RESAMPLES = 2000
 PAIRS = (("cs", "none"), ("ls", "none"), ("uniform", "none"), ("cs", "uniform"), ("ls", "uniform"))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from scalelong.files import write_text
+from scalelong._text import with_interval
 from scalelong.paper.items import ITEMS
 from scalelong.paper.judge import VERDICTS
 from scalelong.paper.run import RESULTS, minutes_on_two_cores, read_result
@@ -30,11 +30,6 @@ def page(results: Path = RESULTS, at: Path = PAGE) -> str:
         if (full := read_result(results / f"{name}-paper.json")) is not None:
             parts.append(_section(full, folder, f"{item.title}, at the paper's size"))
     return "\n".join(part.strip() + "\n" for part in parts)
-
-
-def write_page(results: Path = RESULTS, at: Path = PAGE) -> Path:
-    write_text(at, page(results, at))
-    return at
 
 
 def _summary(results: dict[str, dict[str, Any] | None]) -> str:
@@ -87,7 +82,4 @@ def _table(columns: Any, rows: Any) -> list[str]:
 def measured(claim: dict[str, Any]) -> str:
     """Format a claim's measurement: 0.412 [0.31, 0.55], or –."""
     estimate = claim["measured"]
-    if estimate is None:
-        return "–"
-    interval = "" if estimate["low"] is None else f" [{estimate['low']:.4g}, {estimate['high']:.4g}]"
-    return f"{estimate['mean']:.4g}{interval}"
+    return "–" if estimate is None else with_interval(estimate["mean"], estimate["low"], estimate["high"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelong.errors import RunError, invalid, unknown
-from scalelong.files import write_text
+from scalelong.files import read_json, write_text
 from scalelong.paper.items import SIZES, Item
 from scalelong.paper.judge import VERDICTS
 from scalelong.paper.study import Study, read_trained
@@ -130,14 +130,11 @@ def to_json(result: dict[str, Any]) -> str:
 
 def read_result(path: Path) -> dict[str, Any] | None:
     """Read an item's JSON file; None if there is none."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError) as error:
-        raise RunError(f"could not read {path}: {error}; write it again with `scalelong paper`") from error
-    if not isinstance(result, dict) or result.get("format") != FORMAT:
-        raise RunError(f"{path} is not a result of `scalelong paper`: expected format {FORMAT}")
+    result = read_json(path)
+    if result is None or result.get("format") != FORMAT:
+        raise RunError(f"{path} is not a result in format {FORMAT}; write it again with `scalelong paper`")
     return result
 
 

@@ -1,0 +1,195 @@
+"""`scalelong train`, `sample`, `compare` and `report`: make runs, sample from them, compare and show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from scalelong.cli import _shared as shared
+
+
+def train(
+    preset: shared.PresetName = "digits",
+    scaling: Annotated[
+        str | None, Option(help="none, uniform, cs, cs-reverse, ls, stable or rezero. Default: the preset's.")
+    ] = None,
+    kappa: Annotated[float | None, Option(help="κ of cs, cs-reverse and uniform.")] = None,
+    data: Annotated[str | None, Option(help="A dataset name, a folder, a .npy file or hf:NAME.")] = None,
+    steps: Annotated[int | None, Option(help="Total number of steps.")] = None,
+    batch_size: Annotated[int | None, Option(help="Images per step over all processes.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of weights, data order and noise.")] = None,
+    out: Annotated[Path | None, Option(help="The run folder. Default: runs/PRESET-SCALING-seedN.")] = None,
+    settings: shared.Settings = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the resolved config and exit.")] = False,
+    quiet: shared.Quiet = False,
+) -> None:
+    """Train a diffusion model. Run the same command again to resume.
+
+    Examples:
+
+      scalelong train
+
+      scalelong train cifar10-tiny --scaling cs --kappa 0.7 --steps 5000
+
+      accelerate launch -m scalelong train cifar10-uvit-s --scaling ls
+    """
+    from scalelong.errors import InvalidValueError
+    from scalelong.training.presets import choose, default_out
+
+    if kappa is not None and scaling not in (None, "cs", "cs-reverse", "uniform"):
+        raise InvalidValueError(f"--kappa {kappa:g} needs --scaling cs, cs-reverse or uniform, got {scaling!r}")
+    config = choose(
+        preset, scaling=scaling, kappa=kappa, data=data, steps=steps, batch_size=batch_size, seed=seed,
+        settings=settings or [],
+    )  # fmt: skip
+    folder = out or default_out(config)
+    if dry_run:
+        typer.echo(config.to_json())
+        typer.echo(f"run folder: {folder}", err=True)
+        return
+
+    from scalelong.training.loop import train as run_training
+
+    result = run_training(config, folder, quiet=quiet)
+    if not result.finished:
+        raise typer.Exit(128 + (result.signal or 0))
+    if not quiet:
+        typer.echo(f"finished: {folder} (model/ holds the EMA network, metrics.jsonl the curves)", err=True)
+
+
+def sample(
+    run: shared.RunFolder,
+    n: Annotated[int, Option("--n", "-n", help="Number of images.")] = 64,
+    out: Annotated[
+        Path | None, Option(help="A .png file for one grid, or a folder of images. Default: RUN/samples/….png.")
+    ] = None,
+    sampler: shared.Sampler = None,
+    steps: shared.SamplerSteps = None,
+    guidance: shared.Guidance = None,
+    classes: Annotated[
+        list[str] | None, Option("--class", help="A class by number or name; repeatable. Default: all in turn.")
+    ] = None,
+    prompts: Annotated[list[str] | None, Option("--prompt", help="A text prompt; repeatable.")] = None,
+    seed: Annotated[int, Option(help="Image k depends on (seed, k) only, not on the batch.")] = 0,
+    first: Annotated[int, Option(help="Index of the first image.")] = 0,
+    batch_size: shared.BatchSize = 64,
+    precision: shared.Precision = "fp32",
+    device: shared.Device = None,
+) -> None:
+    """Sample images from a trained run.
+
+    Examples:
+
+      scalelong sample runs/digits-cs-0.7-seed0 --n 100 --out grid.png
+
+      scalelong sample runs/emoji --prompt "a red heart" --guidance 3 --n 4
+
+      scalelong sample runs/digits-class --class 3 --n 16 --out threes/
+    """
+    import numpy as np
+
+    from scalelong.data.images import save_grid
+    from scalelong.files import atomic_file, check_target
+    from scalelong.progress import track
+    from scalelong.runs import load_run
+    from scalelong.runs.generate import best_device, grid_columns
+
+    shared.check_counts(n=n, batch_size=batch_size)
+    if out is not None:
+        check_target(out, folder=out.suffix.lower() != ".png")
+    trained = load_run(run)
+    request = shared.sampling_request(
+        trained.config, sampler=sampler, steps=steps, guidance=guidance, precision=precision, n=n, seed=seed,
+        first=first, batch_size=batch_size, classes=classes or None, prompts=prompts or None,
+    )  # fmt: skip
+    batches = trained.generate(request, trained.net.to(best_device(device)))
+    images = np.concatenate(list(track(batches, "sampling", total=-(-n // batch_size))))
+    target = out or trained.samples_path / f"sample-step{trained.step}-seed{seed}.png"
+    if target.suffix.lower() == ".png":
+        save_grid(images, target, grid_columns(trained.facts, request))
+    else:
+        from PIL import Image
+
+        for k, image in enumerate(images, start=first):
+            picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+            with atomic_file(target / f"{k:06d}.png") as temporary:
+                picture.save(temporary, format="PNG")
+    typer.echo(str(target))
+
+
+def compare(
+    preset: shared.PresetName = "digits",
+    scalings: Annotated[
+        str, Option(help="The baseline first: none, uniform, cs, cs-reverse, ls, stable, rezero; cs:0.5 sets κ.")
+    ] = "none,uniform,cs,ls",
+    seeds: Annotated[str, Option(help="Number of seeds, or a list of seeds such as 4,7.")] = "3",
+    steps: Annotated[int | None, Option(help="Steps of every run.")] = None,
+    kappa: Annotated[float | None, Option(help="κ of cs and cs-reverse.")] = None,
+    settings: shared.Settings = None,
+    distance: Annotated[
+        str, Option(help="Features of the Fréchet distance: pixels (8×8 means, not FID), inception (FID), none.")
+    ] = "pixels",
+    samples: Annotated[int, Option(help="Number of samples for the distance.")] = 256,
+    out: Annotated[Path | None, Option(help="Output folder. Default: runs/compare-PRESET.")] = None,
+    jobs: shared.Jobs = None,
+    report: Annotated[bool, Option("--report/--no-report", help="Write OUT/report.html at the end.")] = True,
+    json: shared.Json = False,
+    quiet: shared.Quiet = False,
+) -> None:
+    """Train variants with the same data order, noise and initial weights, and compare them over seeds.
+
+    Run the same command again to resume; on Ctrl-C every run writes a checkpoint.
+
+    Examples:
+
+      scalelong compare
+
+      scalelong compare cifar10-tiny --scalings none,cs:0.5,cs:0.7,ls --seeds 3 --steps 5000
+
+      scalelong compare digits --seeds 1 --set model.depth=24 --out runs/deep
+    """
+    from scalelong.experiments.compare import print_comparison, run_comparison
+    from scalelong.experiments.plan import DistanceSpec, parse_seeds, scaling_variants
+    from scalelong.report import write_report
+
+    variants = scaling_variants(preset, scalings, kappa=kappa, steps=steps, settings=settings or [])
+    spec = None if distance == "none" else DistanceSpec(distance, samples)
+    folder = out or Path("runs") / f"compare-{preset}"
+    result = run_comparison(variants, parse_seeds(seeds), folder, distance=spec, jobs=jobs, quiet=quiet)
+    if result.signal is not None:
+        typer.echo(f"stopped; run the same command again to resume (finished runs are in {folder})", err=True)
+        raise typer.Exit(128 + result.signal)
+    if json:
+        shared.echo_json(result.comparison.to_dict())
+    else:
+        print_comparison(result.comparison, shared.console())
+    if report and result.comparison.runs:
+        typer.echo(f"page: {write_report([folder], folder / 'report.html')}", err=json)
+    if not result.comparison.complete:
+        for ending in result.failures:
+            title = f"error: {ending.job.name} {ending.reason()}; the last lines of its log:"
+            typer.echo("\n    ".join([title, *ending.lines]), err=True)
+        raise typer.Exit(1)
+
+
+def report(
+    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")],
+    out: Annotated[
+        Path | None, Option(help="Default: report.html in RUN, or in the current folder for several runs.")
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page: curves, oscillation, κ, samples, evaluation cards, configs.
+
+    Examples:
+
+      scalelong report runs/digits-cs-0.7-seed0
+
+      scalelong report runs/none runs/cs runs/ls --out report.html
+    """
+    from scalelong.report import write_report
+
+    page = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    typer.echo(f"page: {write_report(runs, page)}")
