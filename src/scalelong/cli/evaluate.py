@@ -195,4 +195,8 @@ def _compare(paths: list[Path], vary: list[str], json: bool) -> None:
         rows.append((str(rank), name, f"{value.value:.4f}", interval, "" if one.kid is None else f"{one.kid:.3g}"))
     shared.print_table("", ("", "evaluation", ranked[0][1].card.metric, "95% interval", "KID"), rows, left=2)
     remarks = [f"the intervals of {a} and {b} overlap: their order may be chance" for a, b in comparison.overlapping]
-    shared.print_lines([*remarks, *(f"they also differ in {remark}" for remark in comparison.remarks)], "• ")
+    for field, values in comparison.remarks.items():
+        remarks.append(
+            f"they also differ in {field} ({', '.join(f'{value} in {name}' for name, value in values.items())})"
+        )
+    shared.print_lines(remarks, "• ")
