@@ -28,7 +28,7 @@ test-faults: $(READY)
 
 # The lowest versions that pyproject.toml declares, in an environment of their own (constraints-lowest.txt).
 test-lowest: $(VENV)-lowest/.ready
-	$(VENV)-lowest/bin/python -m pytest -m "not slow" -p no:xdist tests/scaling tests/skips tests/models tests/monitor tests/diffusion tests/training
+	$(VENV)-lowest/bin/python -m pytest -m "not slow" -p no:xdist -o filterwarnings=default tests/scaling tests/models tests/monitor tests/diffusion tests/runs
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,10 +1,10 @@
 """A trained network as a diffusers pipeline: any scheduler, PIL images, `save_pretrained` and `from_pretrained`."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: diffusers reads the types of __init__'s arguments when it loads a pipeline,
+# and before 0.37 only from classes and typing.Optional.
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,13 @@ class ScaleLongPipeline(DiffusionPipeline):
         null_label: The label that means "any class", if there is one.
     """
 
-    def __init__(self, unet: nn.Module, scheduler: Any, process: str = "vp", null_label: int | None = None) -> None:
+    def __init__(self, unet: nn.Module, scheduler: Any, process: str = "vp", null_label: Optional[int] = None) -> None:  # noqa: UP045
         super().__init__()
         self.register_modules(unet=unet, scheduler=scheduler)
         self.register_to_config(process=process, null_label=null_label)
 
     @classmethod
-    def of(cls, net: nn.Module, process: str | Process, null_label: int | None = None) -> ScaleLongPipeline:
+    def of(cls, net: nn.Module, process: str | Process, null_label: int | None = None) -> "ScaleLongPipeline":
         """Return a pipeline with DPM-Solver++ for this process."""
         chosen = get_process(process)
         scheduler = DPMSolverMultistepScheduler(trained_betas=chosen.betas(GRID).tolist(), timestep_spacing="trailing")
@@ -96,7 +96,7 @@ class ScaleLongPipeline(DiffusionPipeline):
         save_scaling(self.unet, Path(save_directory) / "unet")
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, *args: Any, **kwargs: Any) -> ScaleLongPipeline:
+    def from_pretrained(cls, folder: str | Path, *args: Any, **kwargs: Any) -> "ScaleLongPipeline":
         """Load a folder written by `save_pretrained`, including the scaling."""
         pipe = super().from_pretrained(folder, *args, **kwargs)
         if (Path(folder) / "unet" / "scaling.json").is_file():
