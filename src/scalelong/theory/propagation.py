@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class Shape:
     depth: int
 
     def build(self, init: str, seed: int) -> StackedUNet:
-        return StackedUNet(*astuple(self), init=init, seed=seed)
+        return StackedUNet(self.width, self.skips, self.depth, init=init, seed=seed)
 
     def matrix_name(self, row: int, column: int) -> str:
         """Name of W in this row and column of `Propagation.gradients`, such as "a_1 W_2"."""
