@@ -44,7 +44,9 @@ def unknown_commands(_: Path, text: str) -> Iterator[str]:
     from scalelong.cli.app import app
 
     known = {c.name or c.callback.__name__ for c in app.registered_commands} | {g.name for g in app.registered_groups}
-    used = set(re.findall(r"(?:^|`|-m )scalelong ([a-z-]+)\b", text, flags=re.M))
+    fenced = "\n".join(code for _, code in FENCE.findall(text))
+    used = set(re.findall(r"^(?:.*-m )?scalelong ([a-z][a-z-]*)", fenced, flags=re.M))
+    used |= set(re.findall(r"`scalelong ([a-z][a-z-]*)", prose(text)))
     yield from (f"there is no command `scalelong {name}`" for name in sorted(used - known))
 
 

@@ -1,7 +1,5 @@
 """Run a network without changing it: eval mode for a block, and passes that leave no trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any

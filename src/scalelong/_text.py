@@ -1,7 +1,5 @@
 """Numbers as text, the same in tables, messages and pages."""
 
-from __future__ import annotations
-
 
 def number(value: float | None, digits: int = 4) -> str:
     """Format `value` with `digits` significant digits: 0.4321, 1,234; "–" for None.

@@ -5,8 +5,6 @@ There is no state. The index (seed, stream, step, sample, element) is the counte
 A contiguous range of samples is one vectorised draw.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from enum import IntEnum

@@ -1,7 +1,5 @@
 """Exceptions and warnings. A message says what was expected, what was received and what to do about it."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 from collections.abc import Iterable

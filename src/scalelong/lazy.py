@@ -3,8 +3,6 @@
 The names and their modules are listed once, as imports in the package's `__init__.pyi`, which type checkers read too.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

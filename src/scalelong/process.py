@@ -5,8 +5,6 @@ time: t in [0, 1] for the VP-SDE, n in 1 … 1000 for the discrete schedules (n 
 Schedules are computed in float64, because 1 − ᾱ is lost to rounding near the clean image in float32.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields

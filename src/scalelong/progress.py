@@ -1,7 +1,5 @@
 """Progress of anything that takes time: a bar in a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized

@@ -1,7 +1,5 @@
 """The `scalelong` command. Every command imports what it needs when it runs, so `--help` stays fast."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

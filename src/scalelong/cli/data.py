@@ -1,7 +1,5 @@
 """`scalelong data`: list, prepare and inspect datasets, and compute their reference statistics."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`scalelong presets` and `scalelong doctor`: what can be trained, and what is installed."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from typing import Annotated, Any

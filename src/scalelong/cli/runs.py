@@ -1,7 +1,5 @@
 """`scalelong train`, `sample`, `compare` and `report`: make runs, sample from them, compare and show them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

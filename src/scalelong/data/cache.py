@@ -1,7 +1,5 @@
 """Folders in the cache that are written once, by one process, whole or not at all, and the arrays in them."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -4,8 +4,6 @@ To add a dataset, add a `DatasetSpec` to `CATALOG`. A dataset on the Hugging Fac
 also read from its published files needs a reader in `published.py`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Hugging Face datasets, by name or from a local folder (`save_to_disk`, Parquet or Arrow files)."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -5,8 +5,6 @@ A folder has classes by subfolder, and captions in `.txt` files beside the image
 `images`, `labels`, `captions` and `class_names`, or splits as in `x_train` and `y_train`. Nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Load a dataset by name or path: find its source, decode it, write it into the cache once, open it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ A reader takes the folders with the files and the split. It raises `SourceUnavai
 the files, and `DataError` if the files are wrong.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

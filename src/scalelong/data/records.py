@@ -1,7 +1,5 @@
 """Examples on their way from a source into the cache, and the checks of their labels, captions and splits."""
 
-from __future__ import annotations
-
 import hashlib
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -4,8 +4,6 @@ The clients take their registry from the user's settings; no host is named here.
 and versions are constants, and an archive is unpacked only if its SHA-256 is the pinned one.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tarfile

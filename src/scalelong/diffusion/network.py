@@ -3,8 +3,6 @@
 Any callable works. A condition that is None is not passed, so unconditional networks need no such arguments.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial

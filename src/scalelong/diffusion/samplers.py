@@ -12,8 +12,6 @@
 A step is one network evaluation in every sampler, so that budgets compare.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial

@@ -1,7 +1,5 @@
 """Generate images with a network: one generator of batches for commands, sample grids and metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

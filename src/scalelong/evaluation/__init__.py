@@ -1,7 +1,5 @@
 """FID, KID and other metrics that can be trusted and compared: feature extractors, metrics by name, and cards."""
 
-from __future__ import annotations
-
 from scalelong.diffusion.sampling import to_uint8
 from scalelong.evaluation.card import Card, Generation, ReferenceCard
 from scalelong.evaluation.evaluate import Comparison, Evaluation, as_reference, compare, evaluate_images

@@ -1,7 +1,5 @@
 """Cards: everything that two values must share to be compared, stored next to the values as JSON."""
 
-from __future__ import annotations
-
 import platform
 import types
 import typing

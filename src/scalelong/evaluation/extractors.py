@@ -4,8 +4,6 @@
 FID. `ModuleExtractor` wraps any network, such as DINOv2 or CLIP with their own `transform`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain

@@ -3,8 +3,6 @@
 A batch is a pair: uint8 images (B, H, W, C), and the index of each in the whole set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

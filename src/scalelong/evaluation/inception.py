@@ -6,8 +6,6 @@ convolution comes after it, on fewer channels: both are linear, and the pool's w
 too. Activations are channels last throughout. Layers have torchvision's names, as in pytorch-fid's file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ To add a metric, write a function `(samples, reference, interval, seed) -> Metri
 `evaluate_images` computes it in the same pass; evaluation.json, the command's table and the training log show it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Feature statistics of a set of images with their card: computed in one pass, cached for datasets, resumable."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -4,8 +4,6 @@ A file is opened only if the SHA-256 of its bytes is known here. The cache store
 hash of the tensors: the identity on evaluation cards, which is the same whichever file the tensors came from.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """The result of a comparison: the measures of every run, their means over seeds, and ratios paired by seed."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

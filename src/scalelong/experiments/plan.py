@@ -1,7 +1,5 @@
 """What a comparison trains and measures: variants × seeds, each with a config and a run folder, validated first."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

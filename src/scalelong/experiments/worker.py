@@ -4,8 +4,6 @@ Standard input stays open while the comparison lives. When it closes (the compar
 stops as on SIGTERM: it writes a checkpoint, so nothing keeps training unnoticed and the same command resumes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

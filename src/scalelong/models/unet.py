@@ -1,7 +1,5 @@
 """The paper's convolutional U-Nets, as diffusers networks: `build_unet(name)` returns diffusers' own class."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

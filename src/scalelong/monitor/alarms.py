@@ -1,7 +1,5 @@
 """Alarms: what is wrong, in which module, at which timesteps, since when, and what the paper's theory advises."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """stability.jsonl: a header line and one JSON object per snapshot, of bounded size. docs/monitor.md has the format."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, field

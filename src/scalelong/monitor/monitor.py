@@ -1,7 +1,5 @@
 """Monitor the stability of any PyTorch training loop: norms, ratios, κ, gradients, oscillation, alarms."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Find the first module whose output or gradient is not finite, by running a step again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The points of a network at which the monitor records norms: long skips at their joins, and blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The probe: one fixed batch (x_t, t), so that sampled timesteps do not dominate what the monitor compares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

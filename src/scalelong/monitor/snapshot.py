@@ -3,8 +3,6 @@
 The oscillation of a norm is the standard deviation of the step-to-step differences ("jumps") of its logarithm.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The last snapshot for people and trackers: a table, and named scalars."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from scalelong._text import number

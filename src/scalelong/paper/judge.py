@@ -1,7 +1,5 @@
 """Claims of the paper, the rule that judges them, and the tables beside them. page.md states the rule in full."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """docs/paper.md from the JSON files of results/paper: the measurements next to the paper's, with verdicts."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run an item: train what is missing, analyse, judge, write results/paper/ITEM.json and .png. Also: what it costs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

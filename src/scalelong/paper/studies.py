@@ -5,8 +5,6 @@ paper uses κ = 0.5, 0.5, 0.7 and 0.8 for its four datasets. Where its text give
 κ of Fig. 13), the choice here is ours and marked as such.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from scalelong.experiments.plan import DistanceSpec

@@ -1,7 +1,5 @@
 """The data that the page's script draws: every chart as numbers, thinned, and the color and dashes of every run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What the runs show, in sentences computed from their numbers. No sentence claims more than its interval supports."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """HTML from text that stays text: every string is escaped, only `Markup` made here is not."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """The report: one HTML file that loads nothing else, neither from the network nor from disk."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import time

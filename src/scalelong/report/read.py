@@ -1,7 +1,5 @@
 """The runs of a report, with a name and a label for each. A file that is absent or damaged leaves its part out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

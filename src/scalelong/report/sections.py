@@ -1,7 +1,5 @@
 """The parts of the page from top to bottom. Each returns its HTML, or None if the runs have no data for it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ the Jacobian of b_i with respect to the incoming skip, after κ_i, times the Jac
 this is the paper's b_i∘a_i itself. All norms come from power iteration; no Jacobian is formed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack

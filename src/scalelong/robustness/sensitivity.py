@@ -1,7 +1,5 @@
 """How far a denoiser's prediction and loss move under extra Gaussian noise at its input (the paper's Fig. 3c)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

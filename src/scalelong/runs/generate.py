@@ -1,7 +1,5 @@
 """Images from a trained network with the conditions of its run. Commands, metrics and training all sample here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Modules: they compute κ_i for a skip tensor. `spec.build(shapes)` makes one; `scalelong.skips` attaches it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scale the long skips of a network in place, and remove the scaling."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Describe the long skips of a network: where they are, what κ_i is and, measured, how much it matters."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable

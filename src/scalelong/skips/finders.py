@@ -5,8 +5,6 @@ third-party package is imported. Widths are read from both sides of each join: t
 backbone's.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace

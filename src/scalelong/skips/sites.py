@@ -1,7 +1,5 @@
 """Where a long skip is consumed, and how a network declares its own long skips."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 

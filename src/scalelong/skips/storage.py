@@ -1,7 +1,5 @@
 """Save a scaling beside a network's own files and load it: a small JSON file, and safetensors for learned scalings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -4,8 +4,6 @@ Values that grow like M_0^N are computed as logarithms, so N, M_0 and m may be a
 the value itself return `inf` on overflow. Coefficients are κ_1 … κ_N, outermost first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

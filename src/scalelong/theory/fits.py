@@ -1,7 +1,5 @@
 """Least-squares lines, power-law exponents and R²: the package's one line fit."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

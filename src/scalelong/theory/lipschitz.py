@@ -4,8 +4,6 @@ A ReLU network is linear around an input, so for a small perturbation the exact 
 Jacobian ∂UNet/∂x_t. Theorem 3.4 is compared with it, using the norms of the blocks' Jacobians at the same input.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Forward and backward propagation through the network of Eq. 3: Theorems 3.1 and 3.3 and Lemma 3.2, measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

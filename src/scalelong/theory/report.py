@@ -1,7 +1,5 @@
 """`measure_theory` measures every statement of Section 3 in both initializations; `verdicts` says which ones hold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace

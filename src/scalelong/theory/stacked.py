@@ -1,7 +1,5 @@
 """The network of the paper's Eq. 3: matrices and ReLU in the shape of a U-Net."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

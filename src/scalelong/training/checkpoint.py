@@ -1,7 +1,5 @@
 """Checkpoints: one folder per step, complete or absent, with hashes. Only safetensors and JSON."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

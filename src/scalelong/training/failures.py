@@ -1,7 +1,5 @@
 """Failures of the machine (memory, disk, another process) as errors that say what is safe and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 

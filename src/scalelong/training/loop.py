@@ -1,7 +1,5 @@
 """Train a config in a run folder. The same call resumes an interrupted run and returns at once for a finished one."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

@@ -1,7 +1,5 @@
 """What observes a run while it trains: monitor, validation, sample grids, evaluation. None changes a loss."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 There is one preset per row of the paper's table at full size, and small ones that train on a CPU.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
