@@ -3,8 +3,8 @@
 import dataclasses
 import sys
 
+from scalelong.files import json_line_blocks
 from scalelong.runs.config import override
-from scalelong.runs.logs import read_lines
 from scalelong.runs.run import Run
 from scalelong.training.presets import preset
 
@@ -21,6 +21,11 @@ TINY = {
     "sample.n": 0,
     "monitor.every": 0,
 }
+
+
+def read_lines(path):
+    """Return the entries of a log without a torn last line."""
+    return [entry for rows in json_line_blocks(path) for entry in rows]
 
 
 def tiny_config(name="digits", scaling=None, **settings):

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from scalelong.files import json_line_blocks
 from scalelong.monitor.log import read_stability
-from scalelong.runs.logs import read_lines
 from scalelong.training.loop import train
 from scalelong.training.presets import choose
 
@@ -40,6 +40,10 @@ VARIANTS = {
 SCALINGS = (("none", None), ("cs", 0.8))
 
 
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    return [entry for rows in json_line_blocks(path) for entry in rows]
+
+
 def run(variant: str, scaling: str, kappa: float | None, seed: int, steps: int, runs: Path) -> dict[str, Any]:
     settings = [*COMMON, *VARIANTS[variant]]
     config = choose("digits", scaling=scaling, kappa=kappa, seed=seed, steps=steps, settings=settings)
@@ -48,7 +52,7 @@ def run(variant: str, scaling: str, kappa: float | None, seed: int, steps: int, 
     if not train(config, folder, quiet=True).finished:
         raise SystemExit(f"{folder} was interrupted; the same command goes on")
     log = read_stability(folder / "stability.jsonl")
-    metrics = read_lines(folder / "metrics.jsonl")
+    metrics = _read_lines(folder / "metrics.jsonl")
     looks: list[dict[str, Any]] = []
     for look in log.entries:  # windows that do not overlap
         if look["step"] >= (looks[-1]["step"] if looks else FIRST) + WINDOW:

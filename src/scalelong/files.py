@@ -137,8 +137,6 @@ def _umask() -> int:
     return mask
 
 
-# ------------------------------------------------------------------------------------------------- JSON
-
 BLOCK = 1 << 18  # bytes parsed in one call: one call for many lines is twice as fast as one call per line
 
 

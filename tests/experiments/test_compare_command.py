@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from scalelong.cli.app import app
 from scalelong.errors import RunError
-from scalelong.runs.logs import read_lines
+from tiny_runs import read_lines
 
 SMALL = [
     "model.embed_dim=32", "model.depth=4", "model.num_heads=2", "train.batch_size=8", "validate.every=2",

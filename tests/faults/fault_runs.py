@@ -10,9 +10,8 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
-from scalelong.runs.logs import read_lines
 from scalelong.runs.run import Run
-from tiny_runs import tiny_config, tiny_settings
+from tiny_runs import read_lines, tiny_config, tiny_settings
 
 OFTEN = {"checkpoint__every": 1, "validate__n": 8}  # a checkpoint a step: something to lose at any moment
 

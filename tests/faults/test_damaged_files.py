@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from scalelong import LearnableScaling
 from scalelong.errors import ScaleLongError
-from scalelong.runs.logs import JsonLines, read_lines
+from scalelong.runs.logs import JsonLines
 from scalelong.runs.run import Run, load_run
 from scalelong.training import checkpoint
 from scalelong.training.loop import train
+from tiny_runs import read_lines
 
 STEPS, MORE = 4, 6
 

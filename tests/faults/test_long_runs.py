@@ -12,10 +12,11 @@ import pytest
 from fault_runs import finish, losses, small_config
 
 from scalelong.report import write_report
-from scalelong.runs.logs import JsonLines, read_lines
+from scalelong.runs.logs import JsonLines
 from scalelong.runs.run import Run
 from scalelong.training.loop import train
 from scalelong.training.trainer import Trainer
+from tiny_runs import read_lines
 
 STEPS, LINES = 10_000, 1_000_000
 

@@ -11,9 +11,8 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from scalelong import ConstantScaling, load_run
 from scalelong.runs.generate import Request, generate
-from scalelong.runs.logs import read_lines
 from scalelong.training.loop import train
-from tiny_runs import tiny_config
+from tiny_runs import read_lines, tiny_config
 
 
 def small_clip(folder):

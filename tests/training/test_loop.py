@@ -8,10 +8,9 @@ import torch
 
 from scalelong import ConstantScaling, LearnableScaling, NoScaling
 from scalelong.errors import RunError
-from scalelong.runs.logs import read_lines
 from scalelong.runs.run import Run, load_run
 from scalelong.training.loop import train
-from tiny_runs import losses, tiny_config
+from tiny_runs import losses, read_lines, tiny_config
 
 
 def test_a_run_writes_the_files_of_the_contract(finished):

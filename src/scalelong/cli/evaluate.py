@@ -44,8 +44,7 @@ def evaluate(
     device: shared.Device = None,
     compare: Annotated[bool, Option("--compare", help="Rank evaluations whose cards agree.")] = False,
     vary: Annotated[
-        str | None,
-        Option(help="With --compare: card fields that may differ: sampler, evaluations, guidance or ema."),
+        str | None, Option(help="With --compare: card fields that may differ: sampler, evaluations, guidance or ema.")
     ] = None,
     out: Annotated[Path | None, Option(help="Also write the evaluation to this file.")] = None,
     json: shared.Json = False,

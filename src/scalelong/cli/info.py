@@ -31,8 +31,7 @@ PARTS = (
 
 
 def presets(
-    name: Annotated[str | None, Argument(help="Print the complete config of this preset.")] = None,
-    json: Json = False,
+    name: Annotated[str | None, Argument(help="Print the complete config of this preset.")] = None, json: Json = False
 ) -> None:
     """List the presets with their parameters, batch, steps and cost per step.
 

@@ -146,8 +146,6 @@ def _metadata(base: Path) -> Rows:
     return rows
 
 
-# ------------------------------------------------------------------------------------------- NumPy files
-
 IMAGES = ("images", "image", "x", "data", "arr_0")
 LABELS = ("labels", "label", "y", "arr_1")
 CAPTIONS = ("captions", "caption", "text")

@@ -20,9 +20,6 @@ SIZE = 299
 RESIZE = f"TF1 bilinear (no antialias, src = dst·scale) to {SIZE}, from uint8"
 
 
-# ------------------------------------------------------------------------------------------------ resize
-
-
 def resize_tf1(images: Tensor, size: int) -> Tensor:
     """uint8 (B, H, W, C) → float32 (B, C, size, size) in 0 … 255, channels last in memory.
 
@@ -42,8 +39,6 @@ def resize_tf1(images: Tensor, size: int) -> Tensor:
         x = first + (second - first) * weight.view(-1, *[1] * (3 - dim)).to(x.device)
     return x.permute(0, 3, 1, 2)
 
-
-# ------------------------------------------------------------------------------------------------ weights
 
 # Branches of the blocks, in the order of the published graph: convolutions one after the other, `a|b` side by side.
 _A = ("branch1x1", "branch5x5_1 branch5x5_2", "branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3", "branch_pool")
@@ -94,9 +89,6 @@ INCEPTION = Weights(
     torch_hub=("pt_inception-2015-12-05-6726825d.pth", "weights-inception-2015-12-05-6726825d.pth"),
     url="https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/pt_inception-2015-12-05-6726825d.pth",
 )
-
-
-# ------------------------------------------------------------------------------------------------ network
 
 
 class _Layers:

@@ -1,12 +1,10 @@
 """Progress of runs that train side by side: one bar per run in a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn
@@ -43,7 +41,7 @@ class Live:
         self._last_lines = time.monotonic()
         self._show()
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> Self:
         self.progress.start()
         return self
 

@@ -125,9 +125,6 @@ def first_reached(curve: Series, target: float) -> float | None:
     return float(s0 + (s1 - s0) * (v0 - target) / (v0 - v1))
 
 
-# ------------------------------------------------------------------------------------------------------ as text
-
-
 def plus_minus(estimate: Estimate) -> str:
     """0.4321 ± 0.0012: the mean and half the width of the interval."""
     if estimate.low is None or estimate.high is None:

@@ -88,7 +88,6 @@ class UViT(ModelMixin, ConfigMixin):
         scaling: Spec or name of a scaling. Equivalent to `scalelong.apply(UViT(…), scaling)`.
     """
 
-    config_name = "config.json"
     _supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]  # noqa: RUF012  (diffusers reads a list)
 

@@ -21,9 +21,6 @@ IMAGES = 4  # held-out noisy images for the norms, whose maximum is taken
 ITERATIONS = 30  # of power iteration
 
 
-# --------------------------------------------------------------------------------------------------------- Figure 7
-
-
 def figure_7(studies: Sequence[Trained], size: str) -> Outcome:
     """Compare the coefficients that LS learned with the range of CS."""
     outcome = Outcome()
@@ -104,9 +101,6 @@ def draw_figure_7(data: dict[str, Any], figure: Figure) -> None:
         ax.set(title=panel["label"], xlabel="long skip i", ylabel="κ_i", ylim=(0, 1.05))
         ax.set_xticks(list(skips))
         ax.legend(fontsize=8)
-
-
-# -------------------------------------------------------------------------------------------------------- Figure 11
 
 
 def figure_11(studies: Sequence[Trained], size: str) -> Outcome:

@@ -136,9 +136,6 @@ def read_result(path: Path) -> dict[str, Any] | None:
     return result
 
 
-# ------------------------------------------------------------------------------------------------------------ cost
-
-
 def cost_of(study: Study, size: str) -> dict[str, float]:
     """Return the FLOP per step of the unscaled network, and the hours of one GPU or CPU core for all runs.
 

@@ -24,7 +24,7 @@ DESIGNS = (  # LS by reduction, activation and calibration network
 )
 BLOCKS = (StableScaling(0.1), StableScaling(0.3), ReZeroScaling())
 
-# ------------------------------------------------------------------------------------------------------- CPU size
+# CPU size
 
 _RECIPE = ("train.betas=0.99,0.999", "train.weight_decay=0.03", "train.clip=none")  # the paper's
 _HARSH = ("train.batch_size=16", "train.lr=1e-3", "train.warmup=100")
@@ -56,7 +56,7 @@ DEEP = replace(
     _SHORT, name="digits-depth-24", label="digits, depth 24", seconds=32, settings=(*_SHORT.settings, "model.depth=24")
 )
 
-# --------------------------------------------------------------------------------------------------- the paper's size
+# the paper's size
 
 # FID-10k during training uses DPM-Solver-fast with 50 evaluations, whatever sampler makes the final samples.
 _FID_10K = ("evaluate.every=5000", "evaluate.n=10000", "sample.sampler=dpm-solver-fast", "sample.steps=50")

@@ -40,9 +40,6 @@ def save_figure(figure: Figure, path: Path | str, dpi: int = 130) -> None:
         figure.savefig(temporary, dpi=dpi, format=kind, metadata={"Software": None} if kind == "png" else None)
 
 
-# ------------------------------------------------------------------------------------------------- scalelong kappa
-
-
 def draw_kappa(estimate: KappaEstimate, name: str) -> Figure:
     """Fig. 3a and 3b for a dataset, and the range of kappa that follows from them."""
     from scalelong.kappa import UPPER
@@ -84,9 +81,6 @@ def _histogram(ax: Axes, histogram: Histogram) -> None:
     width = histogram.edges[1] - histogram.edges[0]
     heights = [count / total / width for count in histogram.counts]
     ax.bar(histogram.edges[:-1], heights, width, align="edge", color="#88a0c4")
-
-
-# ------------------------------------------------------------------------------------------------ scalelong theory
 
 
 def draw_theory(report: TheoryReport) -> Figure:
@@ -166,9 +160,6 @@ def _robustness_bounds(ax: Axes, report: TheoryReport) -> None:
     ax.set_xticks(range(len(rows)), [row.scaling for row in rows], fontsize=8)
     ax.set(title="Theorem 3.4, norm-preserving", ylabel="‖ΔUNet‖ / ‖δ‖")
     ax.legend(fontsize=8, ncols=2)
-
-
-# -------------------------------------------------------------------------------------------- scalelong robustness
 
 
 def draw_robustness(result: Robustness) -> Figure:

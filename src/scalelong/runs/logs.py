@@ -1,7 +1,5 @@
 """Logs of a run: one JSON object per line, appended while training and read as NumPy arrays."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -77,11 +75,6 @@ def _step_until(limit: int, line: bytes) -> int | None:
         return None
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a log without a torn last line."""
-    return [entry for rows in json_line_blocks(path) for entry in rows]
-
-
 @dataclass(frozen=True)
 class Series:
     """One quantity over the steps at which it was logged. Values may be NaN or infinite, steps are finite."""
@@ -92,7 +85,7 @@ class Series:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def finite(self) -> Series:
+    def finite(self) -> "Series":
         """The series without NaN and infinite values."""
         keep = np.isfinite(self.values)
         return self if keep.all() else Series(self.steps[keep], self.values[keep])

@@ -1,12 +1,10 @@
 """The progress of a run on standard error: a bar in a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from scalelong.training.trainer import Outcome
 
@@ -21,7 +19,7 @@ class Display:
         self._bar: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         if self.terminal:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -1,7 +1,5 @@
 """Batches as a function of (config, step, position): there is no stream and no state, so nothing to resume."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -31,13 +29,13 @@ class Batch:
     context: Tensor | None = None  # (B, L, D)
     drop: Tensor | None = None  # (B,) bool
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> "Batch":
         return self._mapped(lambda value: value.to(device, non_blocking=True))
 
-    def part(self, start: int, count: int) -> Batch:
+    def part(self, start: int, count: int) -> "Batch":
         return self._mapped(lambda value: value[start : start + count])
 
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         changed: dict[str, Any] = {k: None if v is None else change(v) for k, v in vars(self).items()}
         return Batch(**changed)
 

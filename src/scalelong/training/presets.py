@@ -62,12 +62,9 @@ def default_out(config: Config) -> Path:
     return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", name)
 
 
-# ------------------------------------------------------------------------------------------------ sizes
-
 SIZES = Path(__file__).with_name("preset_sizes.json")
 FILE = Path(__file__).with_name("presets.toml")
-CLIP = "openai/clip-vit-large-patch14"
-TEXT_WIDTHS = {"minilm": 384, CLIP: 768}
+TEXT_WIDTHS = {"minilm": 384, "openai/clip-vit-large-patch14": 768}
 
 
 def sizes() -> dict[str, dict[str, Any]]:
@@ -115,9 +112,6 @@ def expected_shapes(config: Config) -> Shapes:
         text_tokens=d.text_tokens,
         text_width=TEXT_WIDTHS[d.text] if d.text else None,
     )
-
-
-# ---------------------------------------------------------------------------------------------- presets
 
 
 @dataclass(frozen=True)
