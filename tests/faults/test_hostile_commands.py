@@ -248,7 +248,7 @@ def test_a_run_named_like_markup_is_shown_as_it_is(capsys, tmp_path, run):
 def test_a_name_that_is_not_text_is_refused_before_training(capsys):
     """safetensors cannot open such a folder: the first checkpoint would have been the end of the run."""
     code, err = command_line(capsys, "train", "--out=\udcff\udcfe")
-    check_error(code, err, "is not a name in UTF-8")
+    check_error(code, err, "valid UTF-8")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from scalelong.experiments.plan import DistanceSpec, plan
@@ -29,5 +30,5 @@ TINY = Study(
 def train_tiny(study: Study, out: Path) -> None:
     """In this process: a comparison's workers would each start an interpreter."""
     for job in plan(study.variants(), study.seeds, out / study.name, study.distance):
-        spec = None if job.distance is None else job.distance.to_dict()
+        spec = None if job.distance is None else asdict(job.distance)
         assert run_job({"config": job.config.to_dict(), "folder": str(job.folder), "distance": spec}) == 0
