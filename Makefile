@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: demo test test-slow test-faults test-lowest lint format bench docs clean
 
-# Four scalings from one seed, two at a time: about two minutes on two idle cores. Running it again resumes, or shows the result.
+# Four scalings from one seed, two at a time: about three minutes on two idle cores. Running it again resumes, or shows the result.
 demo: $(READY)
 	@$(BIN)/scalelong compare digits --scalings none,uniform,cs,ls --seeds 1 --steps 600 --samples 200 --set validate.every=50 --set sample.every=150 --set monitor.every=5 --out runs/demo
 
