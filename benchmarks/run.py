@@ -83,7 +83,7 @@ def unet(rounds: int, batch_size: int = 16) -> list[Figure]:
         cases["lucidrains"] = backward(other, x, t)
     times = interleave(cases, rounds, 1)
     name, against = f"cifar10-tiny-unet, batch {batch_size}", "diffusers' example loop"
-    bound = "the network is diffusers' in both: an upper bound"
+    bound = "the network is diffusers' in both"
     figures = [
         Figure("unet", f"{name}, training step", against, times.speedup("ours", "diffusers"), 1.0),
         Figure("unet", f"{name}, network alone", against, times.speedup("network", "diffusers"), note=bound),
