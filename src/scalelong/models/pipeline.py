@@ -1,7 +1,7 @@
 """A trained network as a diffusers pipeline: any scheduler, PIL images, `save_pretrained` and `from_pretrained`."""
 
 # No `from __future__ import annotations`: diffusers reads the types of __init__'s arguments when it loads a pipeline,
-# and before 0.37 only from classes and typing.Optional.
+# and versions 0.33 to 0.35 only from classes and typing.Optional.
 import warnings
 from pathlib import Path
 from typing import Any, Optional

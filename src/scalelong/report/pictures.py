@@ -73,7 +73,7 @@ def _tile_size(run: Run) -> int | None:
 
 
 def _frame(path: Path, step: int, tile: int | None, across: int, colors: int | None) -> Frame | None:
-    """The grid in `path`, cropped to `across` images and scaled down to SIDE; None for a file that is no picture."""
+    """The grid in `path`, cropped to `across` images and scaled down to SIDE; None if the file is not an image."""
     from PIL import Image
 
     try:
