@@ -157,6 +157,7 @@ def test_a_grid_has_a_column_for_each_prompt(plain):
     ]
     assert [grid_columns(facts, Request(n=4, prompts=prompts)) for prompts in asked] == [None, 2, None, None]
     assert grid_columns(facts, Request(n=20, prompts=asked[2])) == 5
+    assert grid_columns(facts, Request(n=64, prompts=asked[1])) == 8  # not two columns of 32 rows
 
 
 @pytest.mark.slow

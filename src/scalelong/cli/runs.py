@@ -93,7 +93,7 @@ def sample(
     from scalelong.files import atomic_file, check_target
     from scalelong.progress import track
     from scalelong.runs import load_run
-    from scalelong.runs.generate import best_device, grid_columns
+    from scalelong.runs.generate import best_device, captions_of, grid_columns
 
     shared.check_counts(n=n, batch_size=batch_size)
     if out is not None:
@@ -107,7 +107,8 @@ def sample(
     images = np.concatenate(list(track(batches, "sampling", total=-(-n // batch_size))))
     target = out or trained.samples_path / f"sample-step{trained.step}-seed{seed}.png"
     if target.suffix.lower() == ".png":
-        save_grid(images, target, grid_columns(trained.facts, request))
+        captions = captions_of(trained.config, trained.facts, request)
+        save_grid(images, target, grid_columns(trained.facts, request), captions)
     else:
         from PIL import Image
 

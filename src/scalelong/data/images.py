@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,10 @@ MAX_BYTES = 256 << 20
 # Only formats that Pillow decodes itself: no EPS (runs Ghostscript), no containers with external parts.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 GRID_WIDTH = 1024  # pixels; grids of tiny images are enlarged towards it
+MIN_TILE = 64  # pixels of an image in a grid, if MAX_GRID leaves room
+MAX_GRID = 4096  # pixels of a grid on a side
+MAX_GRID_BYTES = 8 << 20
+GRID_KEY = "scalelong"  # of the text chunk of a grid
 SUFFIXES = {".bmp", ".gif", ".jpg", ".jpeg", ".jpe", ".png", ".ppm", ".pgm", ".pbm", ".tif", ".tiff", ".webp"}
 
 
@@ -87,9 +92,20 @@ def fit(image: Image.Image, size: int | None) -> Image.Image:
     return image.resize((size, size), Image.Resampling.LANCZOS, box=box)
 
 
-def save_grid(images: npt.NDArray[np.uint8], path: Path | str, columns: int | None = None) -> None:
-    """Write images (n, h, w, c) as one PNG grid, enlarged by an integer factor if they are small."""
+def save_grid(
+    images: npt.NDArray[np.uint8],
+    path: Path | str,
+    columns: int | None = None,
+    captions: Sequence[str] | None = None,
+) -> float:
+    """Write images (n, h, w, c) as one PNG grid and return the number of its pixels per pixel of an image.
+
+    Small images are enlarged by an integer factor, without blur. A grid that would exceed MAX_GRID pixels on a side or
+    MAX_GRID_BYTES is scaled down. `captions`, one per image, and the size of an image are stored in the file's text
+    chunk GRID_KEY as JSON.
+    """
     from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
 
     count, height, width, channels = images.shape
     columns = columns or math.ceil(math.sqrt(count))
@@ -98,11 +114,24 @@ def save_grid(images: npt.NDArray[np.uint8], path: Path | str, columns: int | No
     for index in range(count):
         top, left = (index // columns) * (height + 1) + 1, (index % columns) * (width + 1) + 1
         grid[top : top + height, left : left + width] = images[index]
-    picture = Image.fromarray(grid[:, :, 0] if channels == 1 else grid)
-    factor = max(1, GRID_WIDTH // picture.width)
-    picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    natural = Image.fromarray(grid[:, :, 0] if channels == 1 else grid)
+    side = max(natural.size)
+    enlarged = max(1, GRID_WIDTH // side, min(-(-MIN_TILE // max(height, width)), MAX_GRID // side))
+    scale = enlarged if side <= MAX_GRID else MAX_GRID / side
+    text = PngInfo()
+    text.add_text(GRID_KEY, json.dumps({"image": [height, width], "captions": list(captions or ())[:count]}))
+    while True:
+        size = tuple(max(1, int(length * scale)) for length in natural.size)
+        picture = natural.resize(size, Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS)
+        memory = io.BytesIO()
+        picture.save(memory, format="PNG", pnginfo=text)
+        if memory.tell() <= MAX_GRID_BYTES:
+            break
+        shrunk = scale * math.sqrt(MAX_GRID_BYTES / memory.tell()) * 0.95
+        scale = max(1, int(shrunk)) if scale > 1 else shrunk
     with atomic_file(path) as temporary:
-        picture.save(temporary, format="PNG")
+        temporary.write_bytes(memory.getvalue())
+    return scale
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Images from a trained network with the conditions of its run. Commands, metrics and training all sample here."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -60,11 +61,25 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
 
 
 def grid_columns(facts: Facts, request: Request) -> int | None:
-    """Return one column per class or prompt if they alternate and fit, or None for a nearly square grid."""
+    """Return a number of columns such that each shows one class or prompt, or None for a nearly square grid."""
     conditional = facts.shapes.label_rows and facts.class_names is not None
     classes = request.classes or facts.class_names or () if conditional else ()
-    columns = len(request.prompts or classes)
-    return columns if 1 < columns <= min(request.n, 20) else None
+    count = len(request.prompts or classes)
+    if not 1 < count <= min(request.n, 20):
+        return None
+    return count * max(1, round(math.sqrt(request.n) / count))
+
+
+def captions_of(config: Config, facts: Facts, request: Request) -> list[str] | None:
+    """Return the prompt or the class name of every image; None for a network without conditions."""
+    names = facts.class_names
+    if config.data.text is not None:
+        texts: Sequence[str] = _prompts(config, request)
+    elif facts.shapes.label_rows and names is not None:
+        texts = [names[label_of(word, names)] for word in request.classes or range(len(names))]
+    else:
+        return None
+    return [texts[k % len(texts)] for k in range(request.first, request.first + request.n)]
 
 
 def label_of(word: int | str, names: Sequence[str]) -> int:
@@ -97,19 +112,26 @@ def _tokens(config: Config, request: Request) -> tuple[Tensor | None, Tensor | N
         if request.prompts is not None:
             raise InvalidValueError(f"this run has no text, got prompts {list(request.prompts)}; leave out --prompt")
         return None, None
-    from scalelong.data import encode_prompts, load
+    from scalelong.data import encode_prompts
 
-    prompts = request.prompts
-    if prompts is None:
-        captions = load(config.data.name, split=config.data.validation, image_size=config.data.image_size).captions
-        if captions is None:
-            raise InvalidValueError(f"{config.data.name} has no captions to use as prompts; give --prompt")
-        prompts = [captions[k] for k in range(min(len(captions), request.first + request.n))]
+    prompts = _prompts(config, request)
     distinct = list(dict.fromkeys([*prompts, ""]))
     encoded = encode_prompts(distinct, encoder=config.data.text, max_length=config.data.text_tokens)
     row = {prompt: k for k, prompt in enumerate(distinct)}
     order = [row[prompts[k % len(prompts)]] for k in range(request.first, request.first + request.n)]
     return encoded[order], encoded[row[""]]
+
+
+def _prompts(config: Config, request: Request) -> Sequence[str]:
+    """Return the prompts of a request, by default captions of held-out images, to be repeated over the images."""
+    from scalelong.data import load
+
+    if request.prompts is not None:
+        return request.prompts
+    captions = load(config.data.name, split=config.data.validation, image_size=config.data.image_size).captions
+    if captions is None:
+        raise InvalidValueError(f"{config.data.name} has no captions to use as prompts; give --prompt")
+    return [captions[k] for k in range(min(len(captions), request.first + request.n))]
 
 
 def autocast_type(precision: str) -> torch.dtype | None:

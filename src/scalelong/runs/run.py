@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 STEP = "step.json"  # in model/: the step of the network
+REAL = "real.png"  # in samples/: images of the data beside which samples can be judged
 COMPARISON = "comparison.json"  # in the folder of a comparison: its runs
 # Evaluations by their origin: `scalelong evaluate`, `scalelong compare`, and the newest one that training made.
 EVALUATIONS = {"evaluate": "evaluation.json", "compare": "distance.json", "train": "evaluations/step-*.json"}

@@ -13,8 +13,8 @@ from scalelong.evaluation.extractors import build_extractor
 from scalelong.monitor.monitor import StabilityMonitor
 from scalelong.monitor.probe import probe_size
 from scalelong.runs.config import Config
-from scalelong.runs.generate import Request, generate, grid_columns
-from scalelong.runs.run import Run, training_reference
+from scalelong.runs.generate import Request, captions_of, generate, grid_columns
+from scalelong.runs.run import REAL, Run, training_reference
 from scalelong.training.display import Display
 from scalelong.training.examples import Batch, Examples
 from scalelong.training.trainer import Trainer
@@ -67,8 +67,25 @@ class Observers:
         except ScaleLongError as error:  # sampling a young network may diverge, which must not stop its training
             self.display.say(f"step {step}: no samples: {error}")
             return
-        columns = grid_columns(self.trainer.examples.facts(), Request(n=len(images)))
-        save_grid(images, self.run.samples_path / f"step-{step:08d}.png", columns)
+        request, facts = self._request(len(images)), self.trainer.examples.facts()
+        columns, captions = grid_columns(facts, request), captions_of(self.config, facts, request)
+        save_grid(images, self.run.samples_path / f"step-{step:08d}.png", columns, captions)
+        if not (real := self.run.samples_path / REAL).exists():
+            save_grid(self._real_images(len(images)), real, columns, captions)
+
+    def _real_images(self, n: int) -> npt.NDArray[np.uint8]:
+        """Return images of the data with the conditions of the samples, to look at beside them, (n, h, w, c)."""
+        images = self.trainer.examples.images
+        if self.config.data.text is not None:  # the prompts are captions of held-out images
+            images = (self.held_out or self.trainer.examples).images
+            rows = [k % len(images) for k in range(n)]
+        elif self.config.data.classes and images.labels is not None:
+            own = [np.flatnonzero(images.labels == label) for label in range(images.num_classes or 0)]
+            turns = [(own[k % len(own)], k // len(own)) for k in range(n)]
+            rows = [int(group[turn % len(group)]) if len(group) else 0 for group, turn in turns]
+        else:
+            rows = [k * len(images) // n for k in range(n)]  # spread, because files may be sorted
+        return np.stack([images.images[row] for row in rows])
 
     def _samples(self, n: int) -> Iterator[npt.NDArray[np.uint8]]:
         """Return batches of samples. Settings are checked now, images are made when the batches are read."""
