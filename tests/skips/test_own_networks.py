@@ -145,6 +145,59 @@ def test_a_site_that_names_its_norm_has_the_placement_behind_it():
     torch.testing.assert_close(net(x), expected)
 
 
+class SkipFirst(nn.Module):
+    """Concatenates the skip first, or passes it in a dictionary."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.enter, self.middle, self.mix = nn.Linear(4, 3), nn.Linear(3, 5), nn.Linear(8, 4)
+        self.up = FromDict(self.mix)
+
+    def forward(self, x: Tensor, kappa: float = 1.0) -> Tensor:
+        skip = self.enter(x)
+        h = self.middle(skip)
+        if self.way == "dict":
+            return self.up(h, {"other": x, "skip": kappa * skip})
+        return self.mix(torch.cat([kappa * skip, h], dim=-1))
+
+
+class FromDict(nn.Module):
+    def __init__(self, mix: nn.Module) -> None:
+        super().__init__()
+        self.mix = mix
+
+    def forward(self, h: Tensor, features: dict[str, Tensor]) -> Tensor:
+        return self.mix(torch.cat([features["skip"], h], dim=-1))
+
+
+@pytest.mark.parametrize(
+    ("way", "site"),
+    [
+        ("leading", Site("mix", 0, channels=3, leading=True, dim=-1)),
+        ("dict", Site("up", "features", item="skip", channels=3, dim=-1)),
+    ],
+)
+def test_a_skip_that_comes_first_or_in_a_dictionary(way, site):
+    net, x = SkipFirst(way), torch.randn(2, 6, 4)
+    expected = net(x, kappa=0.3)
+    scalelong.apply(net, UniformScaling(0.3), sites=[site])
+    torch.testing.assert_close(net(x), expected)
+    assert scalelong.describe(net, x).rows[0].shape == (2, 6, 3)
+
+
+@pytest.mark.parametrize(
+    "site",
+    [Site("up", "features", item="skips"), Site("up", "features", item="skip", channels=3, dim=1),
+     Site("up", "features", item="skip", channels=3, dim=3)],
+    ids=["key", "width of the axis", "axis"],
+)  # fmt: skip
+def test_a_missing_key_and_a_wrong_axis_are_rejected(site):
+    net = scalelong.apply(SkipFirst("dict"), UniformScaling(0.3), sites=[site])
+    with pytest.raises(UnsupportedNetworkError, match=r"'skips'|axis 1|axis 3"):
+        net(torch.randn(2, 6, 4))
+
+
 @pytest.fixture
 def no_adapters(monkeypatch):
     monkeypatch.setattr(finders, "_ADAPTERS", {})

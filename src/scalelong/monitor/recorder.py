@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from scalelong._modules import first_tensor
 from scalelong.errors import InvalidValueError
 from scalelong.monitor.points import ROOT, Points, coefficients_of
-from scalelong.skips.hooks import Argument, Handle, attach, scaling_of, split_trailing
+from scalelong.skips.hooks import Argument, Handle, attach, scaling_of, split_joined
 from scalelong.skips.sites import Site, declared_sites
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -241,15 +241,17 @@ class _Join:
     def skip(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """Return the skip from the call that brings it."""
         value, item = self.argument.get(args, kwargs), self.site.item
-        if item is not None and isinstance(value, (tuple, list)):
+        if isinstance(value, dict):
+            value = value.get(item)
+        elif isinstance(item, int) and isinstance(value, (tuple, list)):
             value = value[item] if -len(value) <= item < len(value) else None
-        if self.site.trailing:
+        if self.site.trailing or self.site.leading:
             return self._split(value)[1]
         return value if isinstance(value, Tensor) else None
 
     def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
         """Return (backbone, skip) from the consumer's call: two arguments, or one concatenated tensor."""
-        if self.site.trailing:
+        if self.site.trailing or self.site.leading:
             return self._split(self.argument.get(args, kwargs))
         if self.site.carrier is not None:
             return self._split(next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None))
@@ -261,7 +263,7 @@ class _Join:
         channels, dim = self.site.channels, self.site.dim
         if not isinstance(whole, Tensor) or channels is None or whole.shape[dim] <= channels:
             return None, None
-        return split_trailing(whole, channels, dim)
+        return split_joined(whole, channels, dim, self.site.leading)
 
 
 @dataclass(frozen=True)

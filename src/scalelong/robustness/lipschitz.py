@@ -160,7 +160,7 @@ def _keep_backbone(join: _Join, site: Site, module: nn.Module, args: tuple[Any, 
 
 def _separable(sites: list[Site]) -> bool:
     """Whether every skip is an argument of its own, so that both sides of its join are visible."""
-    return not any(site.trailing or site.path == ROOT for site in sites)
+    return not any(site.trailing or site.leading or site.join or site.path == ROOT for site in sites)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from scalelong._modules import evaluating, first_tensor
 from scalelong._text import number
 from scalelong.scaling import NoScaling, Scaling, SkipScaling
 from scalelong.skips.application import sites_of, unwrapped
-from scalelong.skips.hooks import Handle, attach, scaling_of, split_trailing
+from scalelong.skips.hooks import Handle, attach, scaling_of, split_joined
 from scalelong.skips.sites import ROOT, Site
 
 CANCELLED = 0.2  # if a smaller share of a change of κ_i is left after the norm, the norm cancels κ_i
@@ -154,9 +154,9 @@ def _run(nudge: _Nudge, root: nn.Module, sites: list[Site], placement: str, call
             if nudge.index not in (None, i):
                 continue
             consumer = root if site.path == ROOT else root.get_submodule(site.path)
-            handles.append(consumer.register_forward_hook(partial(_keep, nudge.outputs, i, None, 1)))
+            handles.append(consumer.register_forward_hook(partial(_keep, nudge.outputs, i, None)))
             if site.norm is not None:
-                keep = partial(_keep, nudge.norms, i, site.channels, site.dim)
+                keep = partial(_keep, nudge.norms, i, site)
                 handles.append(root.get_submodule(site.norm).register_forward_hook(keep))
         if scaler is not None and scaler.spec.coefficients(len(sites)) is None:
             handles.append(scaler.register_forward_hook(
@@ -167,11 +167,12 @@ def _run(nudge: _Nudge, root: nn.Module, sites: list[Site], placement: str, call
             handle.remove()
 
 
-def _keep(into: dict[int, Tensor], i: int, trailing: int | None, dim: int, *call: Any) -> None:
+def _keep(into: dict[int, Tensor], i: int, site: Site | None, *call: Any) -> None:
     """Keep the first tensor of a module's output; at a norm only the skip's channels. `call` ends with the output."""
     if (output := first_tensor(call[-1])) is not None:
-        kept = output if trailing is None else split_trailing(output, trailing, dim)[1]
-        into[i] = kept.detach().double()
+        if site is not None and site.channels is not None:
+            _, output = split_joined(output, site.channels, site.dim, site.leading)
+        into[i] = output.detach().double()
 
 
 def _relative_change(after: Tensor | None, before: Tensor | None) -> float:

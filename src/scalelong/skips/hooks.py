@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -114,18 +114,23 @@ class Part:
     """The part of a value that is long skip `index`."""
 
     index: int
-    item: int | None
-    trailing: int | None  # number of trailing channels, None for the whole tensor
-    dim: int
+    site: Site
 
     def scaled(self, x: Any, actor: Any) -> Tensor:
+        site = self.site
         if not isinstance(x, Tensor):
             raise UnsupportedNetworkError(f"long skip {self.index} must be a tensor, got {type(x).__name__}")
-        if self.trailing is None:
+        if not site.trailing and not site.leading:
+            if site.channels is not None and width_of(x, site.dim) != site.channels:
+                problem = f"has shape {tuple(x.shape)}: axis {site.dim} must have its {site.channels} channels"
+                raise UnsupportedNetworkError(f"long skip {self.index} {problem}")
             return actor.scale(x, self.index)
-        backbone, skip = split_trailing(x, self.trailing, self.dim)
+        assert site.channels is not None
+        backbone, skip = split_joined(x, site.channels, site.dim, site.leading)
         scaled = actor.scale(skip, self.index)
-        return x if scaled is skip else torch.cat([backbone, scaled], dim=self.dim)
+        if scaled is skip:
+            return x
+        return torch.cat([scaled, backbone] if site.leading else [backbone, scaled], dim=site.dim)
 
 
 @dataclass(eq=False)
@@ -149,17 +154,18 @@ class ArgumentHook(SkipHook):
         value, first = self.argument.get(args, kwargs), self.parts[0]
         if value is None:
             raise UnsupportedNetworkError(f"{type(module).__name__} was called without {self}")
-        if first.item is None:
+        if first.site.item is None:
             return self.argument.put(args, kwargs, first.scaled(value, self.actor))
-        if not isinstance(value, (tuple, list)):
-            raise UnsupportedNetworkError(f"{self}, must be a tuple or list, got {type(value).__name__}")
-        items = list(value)
+        if not isinstance(value, (tuple, list, dict)):
+            raise UnsupportedNetworkError(f"{self}, must be a tuple, list or dict, got {type(value).__name__}")
+        items: Any = dict(value) if isinstance(value, dict) else list(value)
         for part in self.parts:
-            assert part.item is not None
-            if not -len(items) <= part.item < len(items):
-                skip = f"long skip {part.index} is item {part.item}"
-                raise UnsupportedNetworkError(f"argument {self.argument} has {len(items)} items, but {skip}")
-            items[part.item] = part.scaled(items[part.item], self.actor)
+            item = part.site.item
+            if item not in (items if isinstance(value, dict) else range(-len(items), len(items))):
+                has = f"the items {list(items)}" if isinstance(value, dict) else f"{len(items)} items"
+                skip = f"long skip {part.index} is item {item!r}"
+                raise UnsupportedNetworkError(f"argument {self.argument} has {has}, but {skip}")
+            items[item] = part.scaled(items[item], self.actor)
         return self.argument.put(args, kwargs, tuple(items) if isinstance(value, tuple) else items)
 
 
@@ -170,13 +176,15 @@ class NormHook(SkipHook):
     part: Part
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        assert self.part.trailing is not None
-        _, skip = split_trailing(args[0], self.part.trailing, self.part.dim)
+        site = self.part.site
+        assert site.channels is not None
+        _, skip = split_joined(args[0], site.channels, site.dim, site.leading)
         kappa = self.actor(skip, self.part.index)
         if isinstance(kappa, float) and kappa == 1.0:
             return output
-        backbone, normed = split_trailing(output, self.part.trailing, self.part.dim)
-        return torch.cat([backbone, normed * kappa], dim=self.part.dim)
+        backbone, normed = split_joined(output, site.channels, site.dim, site.leading)
+        parts = [normed * kappa, backbone] if site.leading else [backbone, normed * kappa]
+        return torch.cat(parts, dim=site.dim)
 
 
 @dataclass(eq=False)
@@ -189,11 +197,23 @@ class BranchHook(SkipHook):
         return self.actor.scale(output, self.index)
 
 
-def split_trailing(x: Tensor, channels: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Split a concatenation into the backbone's and the skip's channels."""
-    if x.shape[dim] <= channels:
-        raise UnsupportedNetworkError(f"{x.shape[dim]} concatenated channels cannot end with a skip of {channels}")
-    backbone, skip = x.split([x.shape[dim] - channels, channels], dim=dim)
+def width_of(x: Tensor, dim: int) -> int:
+    """Return the size of an axis, after checking that the tensor has it."""
+    if not -x.ndim <= dim < x.ndim:
+        raise UnsupportedNetworkError(f"a tensor of shape {tuple(x.shape)} has no axis {dim} for the channels")
+    return x.shape[dim]
+
+
+def split_joined(x: Tensor, channels: int, dim: int, leading: bool = False) -> tuple[Tensor, Tensor]:
+    """Split a concatenation into the backbone's and the skip's channels; `leading`: it starts with the skip."""
+    width = width_of(x, dim)
+    if width <= channels:
+        place = "start" if leading else "end"
+        raise UnsupportedNetworkError(f"{width} concatenated channels cannot {place} with a skip of {channels}")
+    if leading:
+        skip, backbone = x.split([channels, width - channels], dim=dim)
+    else:
+        backbone, skip = x.split([width - channels, channels], dim=dim)
     return backbone, skip
 
 
@@ -209,8 +229,7 @@ def attach(
         return [handle]
     calls: dict[tuple[str, int | str], list[Part]] = {}  # one hook for all skips in one argument
     for index, site in enumerate(sites, start=1):
-        part = Part(index, site.item, site.channels if site.trailing else None, site.dim)
-        calls.setdefault((site.called, site.argument), []).append(part)
+        calls.setdefault((site.called, site.argument), []).append(Part(index, site))
     handles: list[Handle] = []
     for (path, argument), parts in calls.items():
         module = net.get_submodule(path)
@@ -223,7 +242,7 @@ def _attach_after_norm(net: nn.Module, site: Site, index: int, actor: Any) -> li
     if site.norm is None:
         problem = f"requires a norm after the join of long skip {index}, but {site.path} has none"
         raise UnsupportedNetworkError(f'placement="after_norm" {problem}; use placement="join"')
-    part = Part(index, None, site.channels, site.dim)
+    part = Part(index, replace(site, item=None, trailing=not site.leading))
     handles: list[Handle] = [net.get_submodule(site.norm).register_forward_hook(NormHook(actor, part))]
     if site.shortcut is not None:
         hook = ArgumentHook(actor, Argument(None, 0), (part,))

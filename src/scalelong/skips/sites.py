@@ -12,25 +12,58 @@ ROOT = "(network)"  # path of a skip that the network consumes in its own `forwa
 
 
 @dataclass(frozen=True)
+class Join:
+    """An operation in a module's own `forward` (not in its submodules) that joins a skip with the backbone.
+
+    Args:
+        op: "cat" (also `hstack`, `stack`) or "add" (also `+=`, `torch.add`, `-`).
+        operand: Position of the skip among the tensors that are joined.
+        widths: Size of each of these tensors along the site's `dim`.
+        nth: Which one, if `forward` runs several joins of the same widths, from 0.
+        of: How many of these `forward` runs. Another number raises an error, since the network ran differently.
+    """
+
+    op: str
+    operand: int
+    widths: tuple[int, ...]
+    nth: int = 0
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths) if isinstance(self.widths, (list, tuple)) else ())
+        if self.op not in ("cat", "add"):
+            raise invalid("op of a join", "'cat' or 'add'", self.op)
+        if len(self.widths) < 2 or not all(isinstance(width, int) and width > 0 for width in self.widths):
+            raise invalid("widths of a join", "the widths of two or more tensors", self.widths)
+        for name, limit in (("operand", len(self.widths)), ("nth", self.of)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < limit:
+                raise invalid(f"{name} of a join", f"an integer from 0 to {limit - 1}", value)
+
+
+@dataclass(frozen=True)
 class Site:
     """Where one long skip is consumed. A network's sites are listed outermost first.
 
     Args:
         path: The module that joins the skip with the backbone, such as "up_blocks.0.resnets.1".
         argument: The argument of its call that holds the skip, by name or position.
-        item: Index of the skip within that argument if it is a tuple or list (-1: the last).
-        channels: The skip's number of channels. LS and `trailing` require it.
+        item: The skip within that argument: an index if it is a tuple or list (-1: the last), a key if a dictionary.
+        channels: The skip's number of channels. LS, `trailing` and `leading` require it.
         trailing: Whether the argument is already the concatenation, with the skip in its last `channels` channels.
+        leading: The same with the skip in its first `channels` channels.
         dim: Axis of the channels: 1 for images and volumes, -1 for tokens (B, L, D).
         tokens: Number of tokens, if a learned position table fixes it.
         carrier: The module whose call receives the skip, if it is not `path` itself.
         source: The module that the skip comes from, for display.
         norm, shortcut: Modules that see the concatenation, for `placement="after_norm"`.
+        join: The operation that joins the skip in the `forward` of the called module, if no argument holds the skip.
+        call, calls: Which call, from 0, of how many, if the network calls the module several times in one pass.
     """
 
     path: str
     argument: int | str = 1
-    item: int | None = None
+    item: int | str | None = None
     channels: int | None = None
     trailing: bool = False
     dim: int = 1
@@ -39,6 +72,10 @@ class Site:
     source: str | None = None
     norm: str | None = None
     shortcut: str | None = None
+    leading: bool = False
+    join: Join | None = None
+    call: int | None = None
+    calls: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
@@ -49,8 +86,16 @@ class Site:
                 valid = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
                 if not valid or (isinstance(value, int) and value < least):
                     raise invalid(f"{name} of site {self.path!r}", expected, value)
-        if (self.trailing or self.norm is not None) and not self.channels:
-            raise InvalidValueError(f"site {self.path!r} has trailing or norm set, which requires channels=…")
+        if isinstance(self.join, dict):  # from JSON
+            object.__setattr__(self, "join", Join(**self.join))
+        if self.join is not None and not isinstance(self.join, Join):
+            raise invalid(f"join of site {self.path!r}", "a scalelong.skips.Join or None", self.join)
+        if (self.trailing or self.leading or self.norm is not None) and not self.channels:
+            raise InvalidValueError(f"site {self.path!r} has trailing, leading or norm set, which requires channels=…")
+        if self.trailing and self.leading:
+            raise InvalidValueError(f"site {self.path!r} has both trailing and leading set; the skip is at one end")
+        if (self.call is None) != (self.calls is None) or (self.calls is not None and self.call >= self.calls):
+            raise invalid(f"call of site {self.path!r}", f"below calls = {self.calls}, both given or none", self.call)
 
     @property
     def shape(self) -> SkipShape:
@@ -65,9 +110,10 @@ class Site:
 _FIELDS: tuple[tuple[str, tuple[type, ...], float, str], ...] = (  # names, types, least number, in words
     ("argument", (int, str), 0, "the name or the position of an argument"),
     ("channels tokens", (int, type(None)), 1, "an integer >= 1 or None"),
-    ("item", (int, type(None)), -math.inf, "an integer or None"),
+    ("item", (int, str, type(None)), -math.inf, "an index, a key or None"),
     ("dim", (int,), -math.inf, "an integer"),
-    ("trailing", (bool,), 0, "True or False"),
+    ("call calls", (int, type(None)), 0, "an integer >= 0 or None"),
+    ("trailing leading", (bool,), 0, "True or False"),
     ("carrier source norm shortcut", (str, type(None)), 0, "the dotted name of a module or None"),
 )
 
