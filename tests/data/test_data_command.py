@@ -61,7 +61,7 @@ def test_skip_bad_counts_and_lists(run, class_folder: Path):
     (class_folder / "dog" / "2.png").write_bytes(b"no image")
     code, out, err = run("prepare", str(class_folder))
     assert (code, out) == (1, "")
-    assert err == "error: cat/1.png is empty (0 bytes)\n"
+    assert err == "error: cat/1.png is empty (0 bytes); pass --skip-bad to leave out such files\n"
     code, out, _ = run("prepare", str(class_folder), "--skip-bad")
     assert code == 0
     assert "skipped 2 bad files:" in out
@@ -90,6 +90,18 @@ def test_info_verifies_and_writes_a_grid(run, tmp_path: Path):
         assert grid.size == (981, 981)  # 12 × 12 images of 8 pixels with lines between, enlarged 9 times
 
 
+def test_info_prints_the_names_of_the_classes(run, tmp_path: Path):
+    for name in ("golden retriever", "Käse", "猫"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        picture(len(name)).save(tmp_path / "set" / name / "a.png")
+    run("prepare", str(tmp_path / "set"))
+    _, out, _ = run("info", str(tmp_path / "set"))
+    assert "3 classes" in out
+    assert "classes: Käse, golden retriever, 猫" in out
+    _, out, _ = run("info", str(tmp_path / "set"), "--json")
+    assert json.loads(out)["prepared"][0]["class_names"] == ["Käse", "golden retriever", "猫"]
+
+
 def test_info_detects_damage(run, cache: Path):
     run("prepare", "digits")
     path = next(cache.glob("data/digits*/train/images.npy"))
@@ -115,10 +127,10 @@ def test_info_json(run, flat_folder: Path):
         (["prepare", "cifar"], "'cifar'; did you mean 'cifar10'?"),
         (["prepare", "no/such/place"], "no/such/place"),
         (["prepare", "digits", "--split", "trian"], "'trian'; did you mean 'train'?"),
-        (["prepare", "digits", "--image-size", "0"], "image_size must be an integer from 1 to 4096, got 0"),
-        (["prepare", "digits", "--channels", "2"], "channels must be 1 (grey) or 3 (RGB), got 2"),
+        (["prepare", "digits", "--image-size", "0"], "--image-size must be an integer from 1 to 4096, got 0"),
+        (["prepare", "digits", "--channels", "2"], "--channels must be 1 (grey) or 3 (RGB), got 2"),
         (["prepare", "digits", "--background", "nope"], "'nope'"),
-        (["prepare", "digits", "--holdout", "2"], "holdout must be a number >= 0 and < 1, got 2.0"),
+        (["prepare", "digits", "--holdout", "2"], "--holdout must be a number >= 0 and < 1, got 2.0"),
         (["prepare", "digits", "--source", "hub"], "'hub'"),
         (["info", "nothing"], "'nothing'"),
     ],

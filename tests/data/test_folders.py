@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import shutil
 import unicodedata
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +228,123 @@ class TestMetadata:
     def test_errors_contain_the_file_or_line_and_the_value(self, flat_folder: Path, rows: list[object], message: str):
         self.write(flat_folder, *rows)
         fails(message, flat_folder)
+
+
+class TestMetadataCsv:
+    """Rows, labels and captions are those of Hugging Face's `imagefolder`, whose reader is run beside ours."""
+
+    @staticmethod
+    def imagefolder(folder: Path, split: str = "train") -> dict[str, list[object]]:
+        datasets = pytest.importorskip("datasets")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rows = datasets.load_dataset(
+                "imagefolder", data_dir=str(folder), split=split, cache_dir=str(folder.parent / "hf")
+            ).cast_column("image", datasets.Image(decode=False))
+            columns = {name: list(rows[name]) for name in rows.column_names}
+            del rows
+            gc.collect()  # the library leaves metadata.csv open
+        return columns
+
+    def test_text_and_integer_labels_are_those_of_imagefolder(self, flat_folder: Path):
+        text = 'file_name,text,label\n0.png,"a cat, asleep",1\n1.png,a dog,0\n2.png,eins,2\n3.png,"zwei\n Zeilen",1\n'
+        (flat_folder / "metadata.csv").write_text(text, encoding="utf-8")
+        data, rows = load(flat_folder), self.imagefolder(flat_folder)
+        assert [data.captions[k] for k in range(4)] == [" ".join(text.split()) for text in rows["text"]]
+        assert data.labels.tolist() == rows["label"]
+        assert data.class_names == ("0", "1", "2")
+
+    def test_file_names_are_relative_to_their_table_and_folders_are_not_classes(self, tmp_path: Path):
+        for folder in ("a", "b"):
+            (tmp_path / "set" / "train" / folder).mkdir(parents=True)
+            picture(len(folder)).save(tmp_path / "set" / "train" / folder / "0.png")
+            table = f"file_name,text,label\n0.png,in {folder},only\n"
+            (tmp_path / "set" / "train" / folder / "metadata.csv").write_text(table)
+        data, rows = load(tmp_path / "set"), self.imagefolder(tmp_path / "set")
+        assert sorted(data.captions[k] for k in range(2)) == sorted(rows["text"]) == ["in a", "in b"]
+        assert data.class_names == ("only",)
+
+    def test_a_table_beside_the_splits_describes_all_of_them(self, tmp_path: Path):
+        for k, split in enumerate(("train", "validation")):
+            (tmp_path / "set" / split).mkdir(parents=True)
+            picture(k).save(tmp_path / "set" / split / "x.png")
+        table = "file_name,text,label\ntrain/x.png,first,zebra\nvalidation/x.png,second,ant\n"
+        (tmp_path / "set" / "metadata.csv").write_text(table)
+        train, validation = load(tmp_path / "set"), load(tmp_path / "set", "validation")
+        assert (train.captions[0], validation.captions[0]) == ("first", "second")
+        assert train.class_names == validation.class_names == ("ant", "zebra")
+        assert (train.labels.tolist(), validation.labels.tolist()) == ([1], [0])
+
+    def test_other_columns_are_chosen_by_name(self, flat_folder: Path):
+        rows = "\n".join(f"{k}.png,prompt {k},{'ab'[k % 2]}" for k in range(4))
+        (flat_folder / "metadata.csv").write_text("\ufefffile_name,prompt,breed\n" + rows)
+        data = load(flat_folder, caption_column="prompt", label_column="breed")
+        assert (data.captions[3], data.class_names) == ("prompt 3", ("a", "b"))
+        plain = load(flat_folder)
+        assert plain.captions is None
+        assert plain.class_names is None
+        fails(r"'promt'; did you mean 'prompt'", flat_folder, caption_column="promt")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", r"metadata\.csv is empty"),
+            ("name,text\n0.png,x\n", r"line 2 .*file_name"),
+            ("file_name,text\n0.png,x,y\n", r"line 2 .*more values"),
+            ("file_name,text\n9.png,x\n", r"^9\.png "),
+            ("file_name,text\n../0.png,x\n", r"line 2.*'\.\./0\.png'"),
+            ("file_name,text\n0.png,x\n1.png,\n2.png,y\n3.png,z\n", r"^1\.png .*caption"),
+            ("file_name,label\n0.png,a\n1.png,\n2.png,b\n3.png,b\n", r"^1\.png .*label"),
+            ('file_name,text\n0.png,"open', r"metadata\.csv"),
+        ],
+    )
+    def test_errors_contain_the_file_or_line(self, flat_folder: Path, text: str, message: str):
+        (flat_folder / "metadata.csv").write_text(text)
+        fails(message, flat_folder)
+
+    def test_a_table_in_another_encoding_or_two_tables_are_errors(self, flat_folder: Path):
+        (flat_folder / "metadata.csv").write_bytes("file_name,text\n0.png,ü\n".encode("latin-1"))
+        fails(r"metadata\.csv.*UTF-8", flat_folder)
+        (flat_folder / "metadata.jsonl").write_text("{}")
+        fails(r"metadata\.jsonl and metadata\.csv", flat_folder)
+
+
+class TestWrappers:
+    """A folder around everything is not a class."""
+
+    @pytest.mark.parametrize("inside", ["photos", "a/b c/photos"])
+    def test_classes_are_those_of_the_folder_inside(self, tmp_path: Path, class_folder: Path, inside: str):
+        shutil.copytree(class_folder, tmp_path / "outer" / inside)
+        (tmp_path / "outer" / "README.md").write_text("hello")
+        wrapped, plain = load(tmp_path / "outer"), load(class_folder)
+        assert wrapped.class_names == ("cat", "dog")
+        assert wrapped.fingerprint == plain.fingerprint
+
+    def test_images_in_one_folder_have_no_classes(self, tmp_path: Path, flat_folder: Path):
+        shutil.copytree(flat_folder, tmp_path / "outer" / "photos")
+        assert load(tmp_path / "outer").class_names is None
+
+    def test_splits_and_classes_are_found_inside(self, tmp_path: Path, class_folder: Path):
+        for split in ("train", "val"):
+            shutil.copytree(class_folder, tmp_path / "outer" / "set" / split / "images")
+        shutil.rmtree(tmp_path / "outer" / "set" / "val" / "images" / "cat")
+        train, validation = load(tmp_path / "outer"), load(tmp_path / "outer", "validation")
+        assert train.class_names == validation.class_names == ("cat", "dog")
+        assert validation.labels.tolist() == [1, 1, 1]
+
+    def test_a_folder_that_links_to_itself_ends(self, tmp_path: Path):
+        (tmp_path / "loop").mkdir()
+        (tmp_path / "loop" / "again").symlink_to(tmp_path / "loop")
+        fails("no images", tmp_path / "loop")
+
+    @pytest.mark.parametrize("kind", ["zip", "gztar"])
+    @pytest.mark.parametrize("classes", [True, False])
+    def test_an_archive_of_a_folder_is_the_folder(
+        self, tmp_path: Path, class_folder: Path, flat_folder: Path, kind: str, classes: bool
+    ):
+        folder = class_folder if classes else flat_folder
+        archive = shutil.make_archive(str(tmp_path / "set"), kind, folder.parent, folder.name)
+        assert load(archive).fingerprint == load(folder).fingerprint
 
 
 class TestSplits:

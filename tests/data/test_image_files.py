@@ -93,8 +93,8 @@ BAD = {
     "moving.png": (encoded(picture(0), "PNG", save_all=True, append_images=[picture(1)]), "2 frames"),
     "moving.webp": (encoded(picture(0), "WEBP", save_all=True, append_images=[picture(1)]), "2 frames"),
     "pages.tif": (encoded(picture(0), "TIFF", save_all=True, append_images=[picture(1)]), "2 frames"),
-    "print.jpg": (encoded(picture(0, (16, 16), "CMYK"), "JPEG"), "CMYK.*RGB"),
-    "deep.png": (encoded(Image.fromarray(np.zeros((8, 8), np.uint16))), "8 bits"),
+    "deep.tif": (encoded(Image.fromarray(np.zeros((8, 8), np.uint16)), "TIFF"), "8 bits"),
+    "lab.tif": (encoded(picture(0).convert("LAB"), "TIFF"), "LAB.*RGB"),
     "float.tif": (encoded(Image.fromarray(np.zeros((8, 8), np.float32)), "TIFF"), "8 bits"),
     "vector.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "PNG"),
 }
@@ -110,17 +110,26 @@ def test_a_bad_file_is_a_one_line_error_with_its_name(name: str):
     assert "\n" not in message
 
 
-def test_16_bit_rgb_is_rejected_although_pillow_would_cut_it_to_8():
+def test_a_cmyk_jpeg_is_converted_to_rgb():
+    data = encoded(picture(0, (16, 16), "CMYK"), "JPEG")
+    assert np.array_equal(read_image(data, "a", PLAIN), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+def test_16_bit_grey_keeps_its_high_byte_instead_of_being_clipped():
+    levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    pixels = read_image(encoded(Image.fromarray(levels)), "a", Options(channels=1))
+    assert np.array_equal(pixels[..., 0], levels >> 8)
+
+
+def test_16_bit_rgb_keeps_its_high_byte():
     header = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)
-    body = zlib.compress(b"\0" + bytes(12))
+    body = zlib.compress(b"\0" + bytes([0, 255, 16, 0, 255, 255, 1, 2, 3, 4, 5, 6]))
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
-    assert Image.open(io.BytesIO(data)).mode == "RGB"
-    with pytest.raises(BadExampleError, match="8 bits"):
-        read_image(data, "deep.png", PLAIN)
+    assert read_image(data, "deep.png", PLAIN).tolist() == [[[0, 16, 255], [1, 3, 5]]]
 
 
 def test_a_pipe_or_folder_named_like_an_image_is_rejected_at_once(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 import warnings
 from typing import Any
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        print(f"error: {_message(error)}", file=sys.stderr)
+        print(f"error: {_message(error, app, arguments)}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
@@ -47,14 +48,16 @@ def _show_warning(message: Warning | str, *where: Any, **options: Any) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
-def _message(error: Exception) -> str:
+def _message(error: Exception, app: Any, arguments: list[str]) -> str:
     """Return an error as one line. An unexpected error says so and points to --debug."""
     from scalelong.errors import MissingExtraError, ScaleLongError, one_line, out_of_memory
 
     text = one_line(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         return one_line(f"{error.filename}: {error.strerror}")
-    if isinstance(error, (ScaleLongError, MissingExtraError, OSError)):
+    if isinstance(error, ScaleLongError):
+        return _as_options(text, app, arguments)
+    if isinstance(error, (MissingExtraError, OSError)):
         return text or type(error).__name__
     if out_of_memory(error):
         return f"out of memory: {text or 'allocation failed'}; use a smaller batch"
@@ -62,3 +65,29 @@ def _message(error: Exception) -> str:
         f"unexpected {type(error).__name__}: {text}; run again with --debug for the traceback "
         "(this is a bug in scalelong, please report it)"
     )
+
+
+def _as_options(text: str, app: Any, arguments: list[str]) -> str:
+    """Spell the settings in a message as options of the command that was run, where it has them."""
+    from typer.main import get_command
+
+    command: Any = get_command(app)
+    for word in arguments:
+        if word not in getattr(command, "commands", {}):
+            break
+        command = command.commands[word]
+    options = {parameter.name: parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("-")}
+
+    def advice(match: re.Match[str]) -> str:
+        name, value = match.groups("")
+        if name in options:
+            return f"pass {options[name]}{value}"
+        return f"pass --set data.{name}={value.strip() or 'true'}" if "settings" in options else match[0]
+
+    text = re.sub(r"\bset (\w+) \(--[a-z-]+( [^()]+)?\)", advice, text)
+    if "settings" in options:
+        text = re.sub(r"\bset (\w+\.\w+=)", r"pass --set \1", text)
+    for name, option in options.items():
+        if any(word.partition("=")[0] == option for word in arguments):
+            text = re.sub(rf"(?<![\w.-])(\w+\.)?{name} must be", f"{option} must be", text)
+    return text

@@ -30,6 +30,12 @@ Jobs = Annotated[int | None, Option(help="Runs in parallel. Default: one per GPU
 Settings = Annotated[
     list[str] | None, Option("--set", help="Any setting; repeatable: train.lr=1e-3, checkpoint.every=100, …")
 ]
+# How images become data: `data prepare` and everything that trains take the same options.
+ImageSize = Annotated[int | None, Option(help="Center-crop and resize to this many pixels.")]
+Channels = Annotated[int | None, Option(help="1 for gray, 3 for color. Default: the dataset's own.")]
+Background = Annotated[str | None, Option(help="Color under transparent images, such as white.")]
+Holdout = Annotated[float | None, Option(help="Fraction of train to hold out for validation.")]
+SkipBad = Annotated[bool, Option("--skip-bad", help="Skip unreadable files and list them.")]
 BatchSize = Annotated[int, Option(help="Images per batch.")]
 Device = Annotated[str | None, Option(help="cpu, cuda or mps. Default: the fastest available device.")]
 Precision = Annotated[str, Option(help="Precision of sampling: fp32, bf16 or fp16.")]

@@ -59,11 +59,11 @@ def prepare(
         list[str] | None,
         Option(help="Split to prepare; repeatable. Default: all splits of a named dataset, otherwise train."),
     ] = None,
-    image_size: Annotated[int | None, Option(help="Center-crop and resize to this many pixels.")] = None,
-    channels: Annotated[int | None, Option(help="1 for gray, 3 for color. Default: the dataset's, or 3.")] = None,
-    background: Annotated[str | None, Option(help="Color under transparent images, such as white.")] = None,
-    holdout: Annotated[float, Option(help="Fraction of train to hold out for validation.")] = 0.0,
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Skip unreadable files and list them.")] = False,
+    image_size: shared.ImageSize = None,
+    channels: shared.Channels = None,
+    background: shared.Background = None,
+    holdout: shared.Holdout = None,
+    skip_bad: shared.SkipBad = False,
     source: Annotated[
         str | None,
         Option(
@@ -93,7 +93,7 @@ def prepare(
     results = []
     for part in splits:
         data = load(
-            name, part, image_size=image_size, channels=channels, background=background, holdout=holdout,
+            name, part, image_size=image_size, channels=channels, background=background, holdout=holdout or 0.0,
             skip_bad=skip_bad, source=source, config=config, image_column=image_column, label_column=label_column,
             caption_column=caption_column, force=force,
         )  # fmt: skip
@@ -209,6 +209,7 @@ def _brief(manifest: dict[str, Any]) -> dict[str, Any]:
     return {
         **{key: manifest.get(key) for key in keys},
         "classes": None if classes is None else len(classes),
+        "class_names": classes,
         "captions": "captions" in manifest["hashes"],
         "skipped": len(manifest["skipped"]),
     }
@@ -220,11 +221,17 @@ def _title(manifest: dict[str, Any]) -> str:
 
 
 def _print_prepared(manifest: dict[str, Any], listed: int = 20) -> None:
+    from scalelong.errors import printable
+
     classes = f", {len(manifest['class_names'])} classes" if manifest["class_names"] is not None else ""
     captions = ", captions" if "captions" in manifest["hashes"] else ""
     typer.echo(_title(manifest) + classes + captions)
     typer.echo(f"  from {manifest['source']}")
     typer.echo(f"  in {manifest['folder']}")
+    if manifest["class_names"] is not None:
+        names = [printable(name) for name in manifest["class_names"]]
+        more = f", … and {len(names) - listed:,} more" if len(names) > listed else ""
+        typer.echo(f"  classes: {', '.join(names[:listed])}{more}")
     if manifest.get("ignored_files"):
         typer.echo(f"  ignored {manifest['ignored_files']:,} files that are not images")
     if skipped := manifest["skipped"]:

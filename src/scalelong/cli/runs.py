@@ -15,7 +15,12 @@ def train(
         str | None, Option(help="none, uniform, cs, cs-reverse, ls, stable or rezero. Default: the preset's.")
     ] = None,
     kappa: Annotated[float | None, Option(help="κ of cs, cs-reverse and uniform.")] = None,
-    data: Annotated[str | None, Option(help="A dataset name, a folder, a .npy file or hf:NAME.")] = None,
+    data: Annotated[str | None, Option(help="A dataset name, a folder, an archive, a .npy file or hf:NAME.")] = None,
+    image_size: shared.ImageSize = None,
+    channels: shared.Channels = None,
+    background: shared.Background = None,
+    holdout: shared.Holdout = None,
+    skip_bad: shared.SkipBad = False,
     steps: Annotated[int | None, Option(help="Total number of steps.")] = None,
     batch_size: Annotated[int | None, Option(help="Images per step over all processes.")] = None,
     seed: Annotated[int | None, Option(help="Seed of weights, data order and noise.")] = None,
@@ -41,6 +46,7 @@ def train(
         raise InvalidValueError(f"--kappa {kappa:g} needs --scaling cs, cs-reverse or uniform, got {scaling!r}")
     config = choose(
         preset, scaling=scaling, kappa=kappa, data=data, steps=steps, batch_size=batch_size, seed=seed,
+        image_size=image_size, channels=channels, background=background, holdout=holdout, skip_bad=skip_bad or None,
         settings=settings or [],
     )  # fmt: skip
     folder = out or default_out(config)

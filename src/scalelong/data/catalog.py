@@ -101,7 +101,8 @@ class DatasetSpec:
             except (SourceUnavailableError, MissingExtraError) as error:
                 failures.append(f"{title} ({error})")
         tried = "; ".join(failures) or "none to try"
-        hint = f"To read a local copy, pass --source PATH or put it at $SCALELONG_DATA/{self.name}"
+        command = f"scalelong data prepare {self.name} --source PATH"
+        hint = f"To read a local copy, run {command}, or put it at $SCALELONG_DATA/{self.name}"
         raise SourceUnavailableError(f"no source of {self.name} is available: {tried}. {hint}")
 
     def _downloads(self) -> dict[str, str]:

@@ -123,7 +123,7 @@ def image_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of prepared images and check the types of what its readers need."""
     manifest = read_manifest(folder)
     if (found := manifest.get("format")) != FORMAT:
-        raise DataError(f"{folder} has format {found!r}, expected {FORMAT}; prepare it again (--force)")
+        raise DataError(f"{folder} has format {found!r}, expected {FORMAT}; delete the folder to prepare it again")
     shape, names = manifest.get("shape"), manifest.get("class_names", 0)
     valid = [
         all(isinstance(manifest.get(key), str) for key in ("name", "split", "fingerprint")),

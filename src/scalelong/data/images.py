@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 64_000_000  # anything larger is treated as a decompression bomb
 MAX_BYTES = 256 << 20
+GREY = ("1", "L", "LA", "I;16")  # Pillow's modes without colour
 # Only formats that Pillow decodes itself: no EPS (runs Ghostscript), no containers with external parts.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 GRID_WIDTH = 1024  # pixels; grids of tiny images are enlarged towards it
@@ -78,6 +79,15 @@ def common_size(paths: Iterable[Path]) -> tuple[int, int] | None:
         with suppress(Exception), Image.open(path if path.is_file() else "", formats=FORMATS) as image:
             sizes[image.size] += 1
     return sizes.most_common(1)[0][0] if sizes else None
+
+
+def is_grey(path: Path) -> bool:
+    """Whether the header of an image file says that it has no colour."""
+    from PIL import Image
+
+    with suppress(Exception), Image.open(path if path.is_file() else "", formats=FORMATS) as image:
+        return image.mode in GREY
+    return False
 
 
 def fit(image: Image.Image, size: int | None) -> Image.Image:
@@ -158,16 +168,17 @@ def _file_bytes(path: Path, name: str) -> bytes:
 
 
 def _check(image: Image.Image, name: str) -> None:
-    """Reject anything that is not an 8-bit still image, before any pixel is decoded."""
+    """Reject anything that has no one meaning as an 8-bit still image, before any pixel is decoded."""
     if image.width * image.height > MAX_PIXELS:
         raise BadExampleError(name, f"is {image.width}×{image.height}: more than {MAX_PIXELS:,} pixels")
     # A phone's multi-picture JPEG ("MPO") opens at its main image.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise BadExampleError(name, f"is animated or has several pages ({getattr(image, 'n_frames', 2)} frames)")
-    # Pillow decodes a 16-bit RGB PNG to 8 bits; only its tiles' raw modes, such as RGB;16B, tell.
-    if image.mode.startswith(("I", "F")) or any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())):
-        raise BadExampleError(name, "has more than 8 bits per channel; convert it to 8 bits first")
-    if image.mode not in ("1", "L", "P", "RGB", "RGBA", "LA", "PA"):
+    # 16 bits per channel are reduced to 8 only where the format defines white as 65535, which is PNG.
+    deep = image.mode.startswith("I;16") or any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
+    if image.format != "PNG" if deep else image.mode.startswith(("I", "F")):
+        raise BadExampleError(name, f"has more than 8 bits per channel ({image.format}); convert it to 8 bits first")
+    if image.mode not in ("1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr") and not deep:
         raise BadExampleError(name, f"has colour mode {image.mode}; convert it to RGB first")
 
 
@@ -176,12 +187,14 @@ def _opaque(image: Image.Image, name: str, options: Options) -> Image.Image:
     from PIL import Image
 
     mode = "L" if options.channels == 1 else "RGB"
+    if image.mode.startswith("I;16"):  # Pillow would clip instead of scaling; it scales 16-bit RGB itself
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if "A" not in image.getbands() and "transparency" not in image.info:
         return image.convert(mode)
     image = image.convert("RGBA")
     if image.getchannel("A").getextrema() == (255, 255):
         return image.convert(mode)
     if options.background is None:
-        raise BadExampleError(name, "has transparent pixels; choose a background colour, as in --background white")
+        raise BadExampleError(name, "has transparent pixels; set background (--background white)")
     under = Image.new("RGB", image.size, options.background).convert("RGBA")  # opaque, whatever colour it is
     return Image.alpha_composite(under, image).convert(mode)

@@ -1,15 +1,21 @@
 """The user's own files: folders of images, and NumPy files.
 
-A folder has classes by subfolder, and captions in `.txt` files beside the images or in `metadata.jsonl`; Hugging Face's
-`imagefolder` has neither `.txt` captions nor a way past a bad file. A `.npy` file holds images; an `.npz` file may hold
-`images`, `labels`, `captions` and `class_names`, or splits as in `x_train` and `y_train`. Nothing is unpickled.
+A folder has classes by subfolder, captions in `.txt` files beside the images, and labels or captions in
+`metadata.jsonl` or `metadata.csv` as in Hugging Face's `imagefolder`, which has no way past a bad file. A `.npy` file
+holds images; an `.npz` file may hold `images`, `labels`, `captions` and `class_names`, or splits as in `x_train` and
+`y_train`. Nothing is unpickled.
 """
 
+import csv
 import hashlib
+import io
 import math
 import os
+import posixpath
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,44 +26,55 @@ from scalelong.data.cache import open_npy
 from scalelong.data.images import MAX_PIXELS, SUFFIXES, common_size
 from scalelong.data.records import SPLITS, Example, Options, Reading, canonical_split, choose_split, number_classes
 from scalelong.data.registries import unpacked
-from scalelong.errors import DataError, one_line
+from scalelong.errors import DataError, one_line, unknown
 from scalelong.files import parse_json_line
 
-METADATA = "metadata.jsonl"
-Rows = dict[str, dict[str, Any]]  # of metadata.jsonl, by file name
+METADATA = ("metadata.jsonl", "metadata.csv")  # as in Hugging Face's `imagefolder`
+TEXTS = ("text", "caption", "captions")
+Rows = dict[str, dict[str, Any]]  # of metadata, by the name of the image
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The files of one split, by their names inside its folder."""
+
+    base: Path
+    files: list[str]
+    images: list[str]
+    rows: Rows
 
 
 def read_folder(root: Path, split: str, options: Options, skip_bad: bool = False) -> Reading:
     """Read the images of one split of a folder, in the order of their names."""
+    root = _unwrapped(root)
     folders = _split_folders(root)
     part = choose_split(split, folders, options.holdout, str(root))
-    base = folders[part.split]
-    files = [name for name in _files(base) if not os.path.basename(name).startswith(".")]
-    images = sorted(name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES)
-    texts = {name.removesuffix(".txt") for name in files if name.endswith(".txt")}
-    ignored = len(files) - len(images) - len(texts) - (METADATA in files)
-    chosen = [name for name in images if part.includes(name, options.holdout)]
+    splits = {name: _list(root, folder) for name, folder in folders.items()}
+    own = splits[part.split]
+    chosen = [name for name in own.images if part.includes(name, options.holdout)]
     if not chosen:
         where = f"split {split!r} with holdout {options.holdout}" if options.holdout else f"split {split!r}"
         raise DataError(f"{root} has no images for {where}; supported files: {', '.join(sorted(SUFFIXES))}")
-    rows = _metadata(base)
-    class_names, labels = _labels(base, images, chosen, rows)
-    if rows:
-        captioned = any(_captions(rows.get(name, {})) for name in chosen)
-    else:
-        captioned = any(os.path.splitext(name)[0] in texts for name in chosen)
-    names = sorted(set(rows).difference(images)) + chosen  # missing files first: they are errors
+    class_names, labels = _labels(root, splits, part.split, options.label_column)
+    texts = {name.removesuffix(".txt") for name in own.files if name.endswith(".txt")}
+    captions = _captions(own.rows, options.caption_column)
+    in_files = not captions and any(os.path.splitext(name)[0] in texts for name in chosen)
+    names = sorted(set(own.rows).difference(own.images)) + chosen  # missing files first: they are errors
 
     def examples() -> Iterator[Example]:
         for name in names:
-            captions = _captions(rows.get(name, {})) if rows else (base / name).with_suffix(".txt")
-            yield Example(name, base / name, labels.get(name), captions)
+            text = (own.base / name).with_suffix(".txt") if in_files else captions.get(name, ())
+            yield Example(name, own.base / name, labels.get(name), text)
 
     shape = None
-    if skip_bad and options.image_size is None and (size := common_size(base / name for name in chosen)):
+    if skip_bad and options.image_size is None and (size := common_size(own.base / name for name in chosen)):
         shape = (size[1], size[0], options.channels or 3)  # only exceptions should be skipped
-    extra = {"ignored_files": ignored} if ignored else {}
-    return Reading(examples(), len(names), class_names, captioned, shape, extra=extra)
+    tables = sum(os.path.basename(name) in METADATA for name in own.files)
+    ignored = len(own.files) - len(own.images) - len(texts) - tables
+    captioned = in_files or any(name in captions for name in chosen)
+    return Reading(
+        examples(), len(names), class_names, captioned, shape, extra={"ignored_files": ignored} if ignored else {}
+    )
 
 
 def listing_sha256(root: Path) -> str:
@@ -99,51 +116,128 @@ def _split_folders(root: Path) -> dict[str, Path]:
     return folders if splits else {"train": root}
 
 
+def _unwrapped(root: Path) -> Path:
+    """Skip folders that hold nothing but one folder: a folder around everything is not a class."""
+    seen: set[str] = set()
+    while os.path.realpath(root) not in seen:
+        seen.add(os.path.realpath(root))
+        try:
+            entries = [entry for entry in root.iterdir() if not entry.name.startswith(".") and entry.name != "__MACOSX"]
+        except OSError as error:
+            raise DataError(f"cannot read {root} ({error.strerror})") from None
+        folders = [entry for entry in entries if entry.is_dir()]
+        content = any(entry.suffix.lower() in SUFFIXES or entry.name in METADATA for entry in entries)
+        if len(folders) != 1 or content or canonical_split(folders[0].name) in SPLITS:
+            break
+        root = folders[0]
+    return root
+
+
+def _list(root: Path, base: Path) -> _Split:
+    files = [name for name in _files(base) if not os.path.basename(name).startswith(".")]
+    rows = _metadata(base, [name for name in files if os.path.basename(name) in METADATA])
+    if base != root:  # metadata beside the folders of the splits describes the images of all of them
+        for name, row in _metadata(root, [name for name in METADATA if (root / name).is_file()]).items():
+            if name.startswith(f"{base.name}/"):
+                rows.setdefault(name.removeprefix(f"{base.name}/"), row)
+    return _Split(base, files, sorted(name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES), rows)
+
+
 def _labels(
-    base: Path, images: list[str], chosen: list[str], rows: Rows
+    root: Path, splits: dict[str, _Split], split: str, column: str | None
 ) -> tuple[tuple[str, ...] | None, dict[str, int]]:
-    """Return class names and the label of each image: from metadata.jsonl if it has labels, or else by subfolder."""
-    if any("label" in row for row in rows.values()):
-        stated = {name: rows[name]["label"] for name in chosen if "label" in rows.get(name, {})}
-        if not stated:
+    """Return class names, equal for all splits, and the label of each image: from metadata, or else by subfolder."""
+    column = _column(splits[split].rows, column, ("label",))
+    if column is not None:
+        rows = {name: each.rows for name, each in splits.items()}
+        stated = {
+            name: {image: row[column] for image, row in rows[name].items() if row.get(column) not in (None, "")}
+            for name in rows
+        }
+        labels = [label for each in stated.values() for label in each.values()]
+        if not labels:
             return None, {}
-        names, number = number_classes(list(stated.values()), str(base / METADATA))
-        return names, {name: number[label] for name, label in stated.items()}
-    nested = [name for name in images if "/" in name]
-    if not nested:
+        names, number = number_classes(labels, f"{root}, column {column!r}")
+        return names, {image: number[label] for image, label in stated[split].items()}
+    images = [(name, image) for name, each in splits.items() for image in each.images]
+    folders = {os.path.dirname(image) for _, image in images}
+    around = posixpath.commonpath(folders) if "" not in folders else ""  # a folder around all images is not a class
+    inner = {(name, image): image[len(around) :].lstrip("/") for name, image in images}
+    nested = [image for image in inner.values() if "/" in image]
+    if not nested or (len(nested) < len(inner) and splits[split].rows):
         return None, {}
-    if len(nested) < len(images):
-        loose = next(name for name in images if "/" not in name)
+    if len(nested) < len(inner):
+        loose = next(image for image in inner.values() if "/" not in image)
         found = f"has images both beside and inside its subfolders ({loose!r}, {nested[0]!r})"
-        raise DataError(f"{base} {found}; put every image into the folder of its class, or none")
-    names, number = number_classes({name.split("/", 1)[0] for name in images}, str(base))
-    return names, {name: number[name.split("/", 1)[0]] for name in chosen}
+        raise DataError(f"{root / around} {found}; put every image into the folder of its class, or none")
+    names, number = number_classes({image.split("/", 1)[0] for image in inner.values()}, str(root))
+    return names, {image: number[inner[split, image].split("/", 1)[0]] for image in splits[split].images}
 
 
-def _captions(row: dict[str, Any]) -> tuple[str, ...]:
-    text = row.get("text", row.get("caption", row.get("captions", ())))
-    return (text,) if isinstance(text, str) else tuple(text) if isinstance(text, list) else ()
+def _captions(rows: Rows, column: str | None) -> dict[str, tuple[str, ...]]:
+    """Return the captions of each image that has any: text, or a list of texts."""
+    column = _column(rows, column, TEXTS)
+    texts = {name: row.get(column) for name, row in rows.items()} if column is not None else {}
+    return {
+        name: (text,) if isinstance(text, str) else tuple(text)
+        for name, text in texts.items()
+        if isinstance(text, (str, list))
+    }
 
 
-def _metadata(base: Path) -> Rows:
-    """Read metadata.jsonl; no rows without one."""
-    path, rows = base / METADATA, Rows()
-    if not path.is_file():
-        return rows
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not line.strip():
-            continue
-        row = parse_json_line(line)
-        name = row.get("file_name") if isinstance(row, dict) else None
-        if not isinstance(name, str) or not name:
-            raise DataError(f'{path} line {number} is not a JSON object with a "file_name"')
-        inside = PurePosixPath(name)
-        if inside.is_absolute() or ".." in inside.parts:
-            raise DataError(f"{path} line {number}: file_name must be inside {base}, got {name!r}")
-        rows[inside.as_posix()] = row
-    if not rows:
-        raise DataError(f"{path} is empty")
+def _column(rows: Rows, chosen: str | None, usual: tuple[str, ...]) -> str | None:
+    """Return the chosen column of metadata, or the first of the usual ones."""
+    columns = {column: None for row in rows.values() for column in row}
+    if chosen is not None and chosen not in columns:
+        raise unknown("column of metadata", chosen, columns)
+    return chosen or next((column for column in usual if column in columns), None)
+
+
+def _metadata(base: Path, names: list[str]) -> Rows:
+    """Read metadata files. A `file_name` is relative to the folder of its file."""
+    rows = Rows()
+    for folder in sorted({os.path.dirname(name) for name in names}):
+        tables = [name for name in names if os.path.dirname(name) == folder]
+        if len(tables) > 1:
+            raise DataError(f"{base / folder} has both {' and '.join(METADATA)}; remove one of them")
+        path = base / tables[0]
+        table = list((_csv_rows if path.suffix == ".csv" else _json_rows)(path))
+        if not table:
+            raise DataError(f"{path} is empty; put one row with a file_name per image into it, or remove it")
+        for line, row in table:
+            name = row.get("file_name") if isinstance(row, dict) else None
+            if not isinstance(name, str) or not name:
+                raise DataError(f"{path} line {line} must have a file_name, got {one_line(str(row))[:80]}")
+            inside = PurePosixPath(name)
+            if inside.is_absolute() or ".." in inside.parts:
+                raise DataError(f"{path} line {line}: file_name must be inside {path.parent}, got {name!r}")
+            rows[(PurePosixPath(folder) / inside).as_posix()] = row
     return rows
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if line.strip():
+            yield number, parse_json_line(line)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of a CSV file. A column of integers holds class numbers, as pandas and `imagefolder` read it."""
+    try:
+        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
+        rows: list[tuple[int, dict[str, Any]]] = [(reader.line_num, row) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a CSV file in UTF-8 ({one_line(error)})") from None
+    for line, row in rows:
+        if None in row:
+            raise DataError(f"{path} line {line} has more values than the header has columns; put commas in quotes")
+    for column in reader.fieldnames or ():
+        if column not in ("file_name", *TEXTS) and all(
+            re.fullmatch(r"-?\d{1,18}", row[column] or "") for _, row in rows
+        ):
+            for _, row in rows:
+                row[column] = int(row[column])
+    yield from rows
 
 
 IMAGES = ("images", "image", "x", "data", "arr_0")

@@ -170,7 +170,8 @@ def _write_split(folder: Path, reading: Reading, options: Options, skip_bad: boo
                 _check_shape(example, image.shape, shape)
             except BadExampleError as error:
                 if not skip_bad:
-                    raise
+                    hint = "" if "; " in error.reason else "; set skip_bad (--skip-bad) to leave out such files"
+                    raise BadExampleError(error.name, error.reason + hint) from None
                 skipped.append(error)
                 continue
             if not images.count:
@@ -248,10 +249,10 @@ def _decode(example: Example, reading: Reading, options: Options) -> Decoded:
 def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
     size = f"is {shape[1]}×{shape[0]}×{shape[2]}"
     if shape[0] != shape[1]:
-        raise BadExampleError(name, f"{size}, not square; set image_size (--image-size) to crop it")
+        raise BadExampleError(name, f"{size}, not square; set image_size (--image-size N) to crop it")
     if expected is not None and shape != expected:
         others = f"the others are {expected[1]}×{expected[0]}×{expected[2]}"
-        raise BadExampleError(name, f"{size}, but {others}; set image_size (--image-size) to resize all")
+        raise BadExampleError(name, f"{size}, but {others}; set image_size (--image-size N) to resize all")
 
 
 def _check_space(folder: Path, size: int, total: int | None) -> None:
@@ -271,7 +272,8 @@ def _verify(spec: DatasetSpec, manifest: Manifest) -> None:
     pinned, found = spec.contents.get(split), manifest["content_sha256"]
     default = manifest["shape"][1:] == [spec.image_size, spec.image_size, spec.channels]
     if pinned is not None and default and not skipped and found != pinned:
-        reason = f"its contents must have SHA-256 {pinned}, got {found}; choose another source with --source"
+        command = f"scalelong data prepare {spec.name} --source …"
+        reason = f"its contents must have SHA-256 {pinned}, got {found}; choose another source: {command}"
         raise DataError(f"{source} does not hold {spec.name} ({split}) as published: {reason}")
 
 

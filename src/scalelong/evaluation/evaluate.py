@@ -15,7 +15,7 @@ from scalelong.data import CATALOG
 from scalelong.errors import EvaluationError, EvaluationWarning, InvalidValueError, suggestion, unknown
 from scalelong.evaluation.card import Card, Generation, from_json, now, versions
 from scalelong.evaluation.extractors import Extractor, FeatureExtractor, build_extractor
-from scalelong.evaluation.images import rank_and_world
+from scalelong.evaluation.images import FolderImages, channels_of, rank_and_world
 from scalelong.evaluation.metrics import METRICS, MetricValue, select_metrics
 from scalelong.evaluation.reference import BATCH, Reference, dataset_reference, images_reference, read_reference
 from scalelong.files import write_text
@@ -137,6 +137,7 @@ def evaluate_images(
         result.values["fid"].value, result.values["fid"].interval
     """
     network = build_extractor(extractor)
+    images, reference = match_channels(images, reference)
     target = as_reference(reference, network, batch_size)
     measured = as_reference(images, network, batch_size, n, name, seed)
     card = measured.card
@@ -193,6 +194,31 @@ def as_reference(
         if (got := getattr(card, field)) != expected:
             raise EvaluationError(f"the statistics of {card.name} have {field} {got}, expected {expected}")
     return source
+
+
+def match_channels(images: Any, reference: Any, channels: int | None = None) -> tuple[Any, Any]:
+    """Read a folder of grey images as grey, unless what it is compared with has colour.
+
+    `channels` are those of `images` where these are a stream.
+    """
+    sources = [_folder_or_same(images), _folder_or_same(reference)]
+    if 3 in (channels, *map(_channels, sources)):
+        for source in sources:
+            if isinstance(source, FolderImages):
+                source.channels = 3
+    return sources[0], sources[1]
+
+
+def _folder_or_same(source: Any) -> Any:
+    is_path = isinstance(source, (str, Path)) and dataset_name(source) is None
+    return FolderImages(Path(source).expanduser()) if is_path and Path(source).expanduser().is_dir() else source
+
+
+def _channels(source: Any) -> int | None:
+    if isinstance(source, Reference):
+        return source.card.image[-1] if source.card.image else None
+    named = dataset_name(source)
+    return CATALOG[named[0]].channels if named else channels_of(source)
 
 
 def dataset_name(text: Any) -> tuple[str, str, int | None] | None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalelong.data.images import SUFFIXES, read_image
+from scalelong.data.images import SUFFIXES, is_grey, read_image
 from scalelong.data.records import Options
 from scalelong.errors import DataError, EvaluationError, invalid
 
@@ -52,12 +52,13 @@ class FolderImages(ArrayImages):
         if not self.files:
             raise DataError(f"{folder} contains no images; expected files ending in {', '.join(sorted(SUFFIXES))}")
         self.length = len(self.files)
+        self.channels = 1 if all(map(is_grey, self.files)) else 3
         self._shape: tuple[int, ...] | None = None  # of the first image
 
     def _read(self, first: int, last: int) -> np.ndarray:
-        files = self.files[first:last]
+        files, options = self.files[first:last], Options(channels=self.channels)
         with ThreadPoolExecutor() as pool:  # Pillow decodes without the GIL
-            images = list(pool.map(lambda file: read_image(file, str(file), Options()), files))
+            images = list(pool.map(lambda file: read_image(file, str(file), options), files))
         self._shape = self._shape or images[0].shape
         for file, image in zip(files, images, strict=True):
             _check_size(str(file), image.shape, self._shape)
@@ -105,6 +106,12 @@ def image_stream(images: Any, name: str | None = None) -> ImageStream:
     if isinstance(images, Iterable):
         return StreamImages(images, name or "stream")
     raise invalid("images", "a folder, an array or batches of uint8 images", type(images).__name__)
+
+
+def channels_of(source: Any) -> int | None:
+    """Return the channels of images that are already at hand, None for a stream."""
+    shape: Any = getattr(getattr(source, "images", source), "shape", None)
+    return getattr(source, "channels", shape[-1] if shape else None)
 
 
 def check_batch(batch: Any, name: str) -> Tensor:

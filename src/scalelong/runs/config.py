@@ -27,13 +27,26 @@ class DataConfig:
     split: str = "train"
     validation: str = "validation"
     image_size: int | None = None
+    channels: int | None = None
+    background: str | None = None
+    holdout: float = 0.0
+    skip_bad: bool = False
+    hub_config: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    caption_column: str | None = None
     flip: bool = False
     classes: bool = False
     text: str | None = None  # a text encoder: "minilm", a path, or a name on the hub
     text_tokens: int | None = None
     vae: str | None = None  # an autoencoder; the network then trains on its latents
     latent_scale: float | None = None
-    skip_bad: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `scalelong.data.load` beside name and split: what was prepared is trained on."""
+        names = ("image_size", "channels", "background", "holdout", "skip_bad")
+        columns = ("image_column", "label_column", "caption_column")
+        return {"config": self.hub_config, **{name: getattr(self, name) for name in names + columns}}
 
 
 @dataclass(frozen=True)
@@ -310,10 +323,10 @@ def _description(kind: Any) -> str:
 _MINIMUM = {
     "seed": 0, "train.steps": 1, "train.batch_size": 1, "train.warmup": 0, "train.accumulate": 1, "train.log_every": 1,
     "checkpoint.every": 1, "checkpoint.keep": 1, "validate.every": 0, "validate.n": 1, "sample.every": 0, "sample.n": 0,
-    "evaluate.every": 0, "evaluate.n": 2, "monitor.every": 0, "monitor.samples": 1,
+    "data.image_size": 1, "evaluate.every": 0, "evaluate.n": 2, "monitor.every": 0, "monitor.samples": 1,
 }  # fmt: skip
 _POSITIVE = ("train.lr", "train.clip", "kappa", "model.init_std")
-_FRACTIONS = ("ema.decay", "train.betas", "diffusion.drop")
+_FRACTIONS = ("data.holdout", "ema.decay", "train.betas", "diffusion.drop")
 _SMALLEST = math.ulp(0.0)  # x >= _SMALLEST means x > 0
 _CHOICES = {
     "train.precision": ("fp32", "bf16", "fp16"),
@@ -337,6 +350,8 @@ def _check(config: Config) -> None:
     for key, options in _CHOICES.items():
         if key in values and values[key] not in options:
             raise unknown(key, values[key], options)
+    if config.data.channels not in (None, 1, 3):
+        raise invalid("data.channels", "1 (grey) or 3 (RGB)", config.data.channels)
     get_model(config.model.kind)
     try:
         json.dumps(config.model.options)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scalelong.diffusion import sample, to_uint8
-from scalelong.errors import InvalidValueError, invalid, unknown
+from scalelong.errors import DataError, InvalidValueError, invalid, unknown
 from scalelong.models.registry import get_model
 from scalelong.runs.config import Config, Facts
 
@@ -27,7 +27,7 @@ class Request:
     first: int = 0
     batch_size: int = 64
     classes: Sequence[int | str] | None = None  # repeated over the images; None uses every class in turn
-    prompts: Sequence[str] | None = None  # repeated; None uses captions of held-out images
+    prompts: Sequence[str] | None = None  # repeated; None uses captions of held-out images, or else of training images
     precision: str = "fp32"
 
 
@@ -123,14 +123,18 @@ def _tokens(config: Config, request: Request) -> tuple[Tensor | None, Tensor | N
 
 
 def _prompts(config: Config, request: Request) -> Sequence[str]:
-    """Return the prompts of a request, by default captions of held-out images, to be repeated over the images."""
+    """Return the prompts of a request, by default captions of held-out (else training) images; they repeat."""
     from scalelong.data import load
 
     if request.prompts is not None:
         return request.prompts
-    captions = load(config.data.name, split=config.data.validation, image_size=config.data.image_size).captions
+    data = config.data
+    try:
+        captions = load(data.name, data.validation, **data.options()).captions
+    except DataError:  # no validation split
+        captions = load(data.name, data.split, **data.options()).captions
     if captions is None:
-        raise InvalidValueError(f"{config.data.name} has no captions to use as prompts; give --prompt")
+        raise InvalidValueError(f"{data.name} has no captions to use as prompts; give --prompt")
     return [captions[k] for k in range(min(len(captions), request.first + request.n))]
 
 

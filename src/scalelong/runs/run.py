@@ -195,12 +195,16 @@ class Run:
         """
         from scalelong.diffusion.samplers import get_sampler
         from scalelong.evaluation.card import Generation
-        from scalelong.evaluation.evaluate import as_reference, evaluate_images
+        from scalelong.evaluation.evaluate import as_reference, evaluate_images, match_channels
         from scalelong.evaluation.extractors import build_extractor
         from scalelong.evaluation.images import rank_and_world
 
         features, config = build_extractor(extractor), self.config
-        target = as_reference(reference, features) if reference is not None else training_reference(config, features)
+        if reference is None:
+            target = training_reference(config, features)
+        else:
+            channels = 3 if config.data.vae else self.facts.shapes.channels
+            target = as_reference(match_channels(None, reference, channels)[1], features)
         step = self.step if step is None else step
         rank, world = rank_and_world()
         shares = [len(range(other, request.n, world)) for other in range(world)]
@@ -334,8 +338,7 @@ def training_reference(config: Config, extractor: FeatureExtractor) -> Reference
     """Return the statistics of the training split, from the cache or computed now."""
     from scalelong.evaluation.reference import dataset_reference
 
-    data = config.data
-    return dataset_reference(data.name, data.split, extractor, image_size=data.image_size, skip_bad=data.skip_bad)
+    return dataset_reference(config.data.name, config.data.split, extractor, **config.data.options())
 
 
 def build_network(config: Config, shapes: Shapes) -> nn.Module:

@@ -49,7 +49,7 @@ class Examples:
         d = config.data
         self.config = config
         self.process: Process = get_process(config.diffusion.process)
-        self.images = sources.load(d.name, split=split, image_size=d.image_size, skip_bad=d.skip_bad)
+        self.images = sources.load(d.name, split, **d.options())
         self.source: Any = self.images
         if d.vae is not None:
             self.source = sources.encode_latents(self.images, vae=d.vae, scale=d.latent_scale, mirror=d.flip)

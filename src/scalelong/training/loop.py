@@ -26,6 +26,8 @@ from scalelong.training.failures import explained
 from scalelong.training.observers import Observers, due
 from scalelong.training.trainer import Trainer
 
+FEW = 10  # images; training on so few is worth a remark
+
 
 @dataclass(frozen=True)
 class Result:
@@ -156,6 +158,9 @@ def _notices(trainer: Trainer) -> list[str]:
     if scaler is not None and scaler.sites:
         found = scaler.spec.notices(len(scaler.sites))
         notices += [f"note: {notice}" for notice in found if notice.level == "info"]
+    if (count := len(trainer.examples)) < FEW:
+        images = "1 image" if count == 1 else f"{count} images"
+        notices.append(f"note: the training data has {images}; the network will reproduce them, not make new ones")
     on_cpu = trainer.accelerator.device.type == "cpu"
     if trainer.config.train.precision == "bf16" and on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         notices.append("note: this CPU has no bf16 instructions; bf16 is several times slower than fp32 here")

@@ -33,10 +33,26 @@ def choose(
     steps: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
+    image_size: int | None = None,
+    channels: int | None = None,
+    background: str | None = None,
+    holdout: float | None = None,
+    skip_bad: bool | None = None,
     settings: list[str] | None = None,
 ) -> Config:
     """Return a preset with a command's options. `settings` (`--set`) take precedence over the other options."""
-    options = {"data.name": data, "train.steps": steps, "train.batch_size": batch_size, "seed": seed, "kappa": kappa}
+    options = {
+        "data.name": data,
+        "data.image_size": image_size,
+        "data.channels": channels,
+        "data.background": background,
+        "data.holdout": holdout,
+        "data.skip_bad": skip_bad,
+        "train.steps": steps,
+        "train.batch_size": batch_size,
+        "seed": seed,
+        "kappa": kappa,
+    }
     pairs = parse_settings(settings or [])
     own = {key: value for key, value in pairs.items() if key.startswith("scaling.")}  # fields of the scaling
     config = override(preset(name), {key: value for key, value in options.items() if value is not None})
