@@ -66,7 +66,7 @@ def test_files_load_without_pickle_being_run(tmp_path, suffix):
     path = tmp_path / f"weights{suffix}"
     torch.save(state, path) if suffix == ".pth" else save_file(state, path)
     model = UViT.from_official(path, img_size=8, num_heads=4)
-    assert model.skip_scaling.spec == LearnableScaling(gate="tokens")
+    assert model.skip_scaling.spec == LearnableScaling(gate="tokens", activation="relu")
     x, t, _ = inputs(state)
     torch.testing.assert_close(model(x, t), run(state, x, t, heads=4), atol=1e-5, rtol=1e-5)
 
@@ -89,7 +89,7 @@ def test_a_pickle_that_contains_code_is_rejected_and_not_run(tmp_path):
 def test_without_a_requested_scaling_the_weights_decide():
     assert describe(UViT.from_official(state_dict(), img_size=8, num_heads=4)).scaling == NoScaling()
     ls = UViT.from_official(state_dict("own"), img_size=8, num_heads=4)
-    assert ls.skip_scaling.spec == LearnableScaling(shared=False, gate="tokens")
+    assert ls.skip_scaling.spec == LearnableScaling(shared=False, gate="tokens", activation="relu")
 
 
 def test_ls_without_its_weights_names_the_keys_unless_it_starts_at_the_identity():
@@ -101,9 +101,19 @@ def test_ls_without_its_weights_names_the_keys_unless_it_starts_at_the_identity(
     torch.testing.assert_close(model(x, t), run(state, x, t, heads=4), atol=1e-5, rtol=1e-5)
 
 
+def test_requested_ls_keeps_the_official_relu():
+    state = state_dict("shared")
+    model = UViT.from_official(state, img_size=8, num_heads=4, scaling=LearnableScaling())
+    assert model.skip_scaling.spec == LearnableScaling(activation="relu")
+    x, t, _ = inputs(state)
+    torch.testing.assert_close(model(x, t), run(state, x, t, heads=4), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
-    "scaling", [NoScaling(), ConstantScaling(0.5), LearnableScaling("ie"), LearnableScaling(shared=False)]
-)
+    "scaling",
+    [NoScaling(), ConstantScaling(0.5), LearnableScaling("ie"), LearnableScaling(shared=False),
+     LearnableScaling(activation="mish")],
+)  # fmt: skip
 def test_weights_with_a_calibration_network_reject_a_scaling_that_does_not_fit(scaling):
     with pytest.raises(UnsupportedNetworkError, match=r"se\.layer1"):
         UViT.from_official(state_dict("shared"), img_size=8, num_heads=4, scaling=scaling)

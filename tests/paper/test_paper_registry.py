@@ -12,6 +12,8 @@ import typer
 from scalelong.errors import UnknownNameError
 from scalelong.paper.items import ITEMS, find_item
 from scalelong.paper.run import Options, cost_of, describe_cost, minutes_on_two_cores
+from scalelong.paper.study import name_of
+from scalelong.scaling import LearnableScaling
 from scalelong.training.presets import PRESETS, choose
 
 NAMES = [f"figure-{n}" for n in (1, 3, 5, 6, 7, 11, 12, 13)] + [f"table-{n}" for n in (1, 2, 3, 4)]
@@ -102,3 +104,13 @@ def test_a_name_is_found_in_several_spellings_and_a_wrong_one_gets_a_suggestion(
     assert find_item("fig-13") is ITEMS["figure-13"]
     with pytest.raises(UnknownNameError, match="tabel-4.*table-4"):
         find_item("tabel-4")
+
+
+def test_ls_of_the_studies_is_the_papers_whatever_the_default_is():
+    specs = {spec for item in ITEMS.values() for study in (*item.cpu, *item.paper) for spec in study.scalings}
+    names = {name_of(spec): spec for spec in specs if spec.kind == "ls"}
+    assert set(names) == {"ls", "ls-reduction-4", "ls-reduction-8", "ls-activation-elu", "ls-activation-mish",
+                          "ls-calibration-scalar", "ls-calibration-ie"}  # fmt: skip
+    assert names["ls"] == LearnableScaling(activation="relu")
+    assert names["ls-activation-elu"] == LearnableScaling(activation="elu")
+    assert {spec.activation for name, spec in names.items() if "activation" not in name} == {"relu"}

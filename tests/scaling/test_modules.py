@@ -34,7 +34,7 @@ def test_se_at_uvit_s2_has_the_parameters_of_the_paper():
 
 
 def test_se_is_sigmoid_of_two_matrices_on_the_mean_over_channels_gating_tokens():
-    module = LearnableScaling(reduction=4).build(TOKENS)
+    module = LearnableScaling(reduction=4, activation="relu").build(TOKENS)
     x = torch.randn(5, 17, 32)
     zeta = module.networks.zeta
     W2, b2, W1, b1 = zeta.layer1.weight, zeta.layer1.bias, zeta.layer2.weight, zeta.layer2.bias  # Eq. 11's names
@@ -108,6 +108,27 @@ def test_identity_init_is_exactly_one_with_a_gradient(shapes, calibration, share
         (x * kappa).square().sum().backward()
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
     assert any((g != 0).any() for g in gradients)
+
+
+def dead_seeds(spec, shapes, seeds=60):
+    """Seeds in which a κ_i has no derivative with respect to its input, or a weight has no gradient."""
+    dead = []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        module = spec.build(shapes)
+        sizes = [(s.tokens, s.channels) if s.tokens else (s.channels, 2, 2) for s in shapes]
+        xs = [(0.3 * torch.randn(4, *size)).requires_grad_() for size in sizes]
+        sum((module(x, i) * torch.randn(4, *sizes[i - 1])).sum() for i, x in enumerate(xs, start=1)).backward()
+        tensors = [*xs, *(p for name, p in module.named_parameters() if name.endswith("weight"))]
+        if not all(t.grad.any() for t in tensors):
+            dead.append(seed)
+    return dead
+
+
+@pytest.mark.parametrize("shapes", [[SkipShape(32), SkipShape(64)], [SkipShape(8, -1, 17)] * 2], ids=["maps", "tokens"])
+def test_the_default_form_is_never_dead_and_the_papers_often_is(shapes):
+    assert not dead_seeds(LearnableScaling(), shapes)
+    assert len(dead_seeds(LearnableScaling(activation="relu"), shapes)) > 6  # about a third (four, two or one ReLUs)
 
 
 def test_paper_init_starts_near_one_half():

@@ -256,3 +256,12 @@ def test_a_subclass_with_a_kind_is_a_scaling_everywhere():
 def test_specs_do_not_import_torch():
     code = "import sys; from scalelong.scaling import ConstantScaling; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_saved_ls_of_earlier_versions_is_the_papers_form():
+    saved = {"kind": "ls", "calibration": "se", "reduction": 16, "activation": "relu", "shared": True, "gate": None,
+             "init": "paper"}  # fmt: skip
+    spec = Scaling.from_dict(saved)
+    assert spec == LearnableScaling(activation="relu")
+    assert spec.label == "ls-activation-relu"
+    assert LearnableScaling().label == "ls"

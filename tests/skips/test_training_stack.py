@@ -291,3 +291,16 @@ def test_channels_last_keeps_its_format():
     expected = run(net, "UNet2DModel")
     output = net(x.to(memory_format=torch.channels_last), t).sample
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_applying_ls_leaves_the_random_state_alone_and_depends_on_it():
+    made = []
+    for seed in (0, 0, 1):
+        net = make("UNet2DModel")  # the same weights each time
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        scalelong.apply(net, LearnableScaling())
+        assert torch.equal(torch.random.get_rng_state(), before)
+        made.append(torch.cat([p.detach().flatten() for p in scalelong.parameters(net)]))
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])

@@ -6,6 +6,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,15 +121,16 @@ def _choose_scaling(requested: Any, calibration: dict[str, Tensor], *, n: int, t
     if width != tokens or reduction is None:
         expected = f"pos_embed has {tokens} tokens and the hidden width must be tokens // reduction"
         raise UnsupportedNetworkError(f"{prefixes[0]}layer1.weight maps {width} tokens to {hidden}, but {expected}")
-    inferred = LearnableScaling(shared=shared, reduction=reduction, gate="tokens")
+    inferred = LearnableScaling(shared=shared, reduction=reduction, gate="tokens", activation="relu")
     fits = spec is None or (
         isinstance(spec, LearnableScaling) and spec.gate != "channels" and spec.init != "identity"
+        and spec.activation in (LearnableScaling().activation, "relu")
         and (spec.calibration, spec.shared, max(1, width // spec.reduction)) == ("se", shared, hidden)
     )  # fmt: skip
     if not fits:
         names = ", ".join(sorted(calibration)[:4])
         raise UnsupportedNetworkError(f"{spec!r} does not fit the calibration network ({names}), which is {inferred!r}")
-    return inferred if spec is None else spec
+    return inferred if spec is None else replace(spec, activation="relu")  # their SE has a ReLU
 
 
 def _our_key(key: str, n: int) -> str:

@@ -8,19 +8,19 @@ paper uses κ = 0.5, 0.5, 0.7 and 0.8 for its four datasets. Where its text give
 from dataclasses import replace
 
 from scalelong.experiments.plan import DistanceSpec
-from scalelong.paper.study import Study
-from scalelong.scaling import ConstantScaling, LearnableScaling, NoScaling, UniformScaling
+from scalelong.paper.study import LS, Study
+from scalelong.scaling import ConstantScaling, NoScaling, UniformScaling
 from scalelong.scaling.specs import ReZeroScaling, StableScaling
 
-NONE, UNIFORM, LS = NoScaling(), UniformScaling(), LearnableScaling()
+NONE, UNIFORM = NoScaling(), UniformScaling()
 CS, REVERSE = ConstantScaling(0.7), ConstantScaling(0.7, reverse=True)  # κ in the middle of [0.5, 0.95]; κ_6 = 0.17
 FOUR = (NONE, UNIFORM, CS, LS)
 LARGE = (UniformScaling(1.25), UniformScaling(1.5))  # κ_i = κ > 1; the values are ours
 DESIGNS = (  # LS by reduction, activation and calibration network
     LS,
-    *(LearnableScaling(reduction=reduction) for reduction in (4, 8)),
-    *(LearnableScaling(activation=name) for name in ("elu", "mish")),
-    *(LearnableScaling(calibration=name) for name in ("scalar", "ie")),
+    *(replace(LS, reduction=reduction) for reduction in (4, 8)),
+    *(replace(LS, activation=name) for name in ("elu", "mish")),
+    *(replace(LS, calibration=name) for name in ("scalar", "ie")),
 )
 BLOCKS = (StableScaling(0.1), StableScaling(0.3), ReZeroScaling())
 

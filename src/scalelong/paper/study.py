@@ -13,10 +13,17 @@ from scalelong.experiments.statistics import Estimate, acceleration, paired_rati
 from scalelong.experiments.worker import is_finished
 from scalelong.runs.logs import EMPTY, Series, StabilityArrays
 from scalelong.runs.run import Run
+from scalelong.scaling import LearnableScaling, Scaling
 
 if TYPE_CHECKING:
     from scalelong.runs.config import Config
-    from scalelong.scaling import Scaling
+
+LS = LearnableScaling(activation="relu")  # the paper's, not the default
+
+
+def name_of(spec: Scaling) -> str:
+    """Return the name of a variant: its label, but that of LS says what differs from the paper's."""
+    return spec.label_against(LS) if isinstance(spec, LearnableScaling) else spec.label
 
 
 def arguments(spec: Scaling) -> tuple[str, float | None, list[str]]:
@@ -58,8 +65,8 @@ class Study:
         return choose(self.preset, scaling=kind, kappa=kappa, steps=self.steps, settings=[*self.settings, *options])
 
     def variants(self) -> tuple[Variant, ...]:
-        """Return one variant per scaling, named by its label: none, uniform, cs-0.7, …"""
-        return check_variants([Variant(spec.label, self.config(spec)) for spec in self.scalings])
+        """Return one variant per scaling: none, uniform, cs-0.7, …"""
+        return check_variants([Variant(name_of(spec), self.config(spec)) for spec in self.scalings])
 
     def commands(self, out: Path) -> list[str]:
         """Return the same runs as `scalelong train` commands, each followed by its FID if the study measures it."""
@@ -71,7 +78,7 @@ class Study:
                 words += ["--kappa", f"{kappa:g}"] if kappa is not None else []
                 words += ["--steps", str(self.steps), "--seed", str(seed)]
                 words += [word for setting in (*self.settings, *options) for word in ("--set", setting)]
-                folder = str(out / self.name / f"{spec.label}-seed{seed}")
+                folder = str(out / self.name / f"{name_of(spec)}-seed{seed}")
                 lines.append(shlex.join([*words, "--out", folder]))
                 if self.distance is not None and self.distance.extractor == "inception":
                     lines.append(shlex.join(["scalelong", "evaluate", folder, "--n", str(self.distance.n)]))
@@ -92,7 +99,7 @@ class Trained:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        return tuple(spec.label for spec in self.study.scalings)
+        return tuple(name_of(spec) for spec in self.study.scalings)
 
     @property
     def loss(self) -> str:

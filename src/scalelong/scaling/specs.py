@@ -198,7 +198,8 @@ class LearnableScaling(Scaling):
         calibration: "se" (two matrices with a bottleneck), "ie" (a scale and a shift) or "scalar" (κ_i is the
             parameter itself).
         reduction: SE's bottleneck is max(1, width // reduction) wide.
-        activation: SE's activation: "relu", "elu" or "mish".
+        activation: SE's activation: "elu", "relu" or "mish". The paper uses "relu". Its few hidden units are often all
+            inactive from the start; then κ_i ignores its input and stays so. The default cannot die.
         shared: Whether all skips share one ζ.
         gate: "tokens" or "channels". None selects tokens if their number is fixed, else channels.
         init: "paper" (PyTorch's initialization: κ starts near 0.5) or "identity" (κ = 2σ(ζ), exactly 1 at first).
@@ -206,7 +207,7 @@ class LearnableScaling(Scaling):
 
     calibration: str = "se"
     reduction: int = 16
-    activation: str = "relu"
+    activation: str = "elu"
     shared: bool = True
     gate: str | None = None
     init: str = "paper"
@@ -214,7 +215,7 @@ class LearnableScaling(Scaling):
 
     def __post_init__(self) -> None:
         for name, options in (
-            ("calibration", ("se", "ie", "scalar")), ("activation", ("relu", "elu", "mish")),
+            ("calibration", ("se", "ie", "scalar")), ("activation", ("elu", "relu", "mish")),
             ("init", ("paper", "identity")), ("gate", ("tokens", "channels")),
         ):  # fmt: skip
             value = getattr(self, name)
@@ -226,8 +227,12 @@ class LearnableScaling(Scaling):
 
     @property
     def label(self) -> str:
-        changed = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
-        return "-".join(["ls", *(f"{f.name}-{getattr(self, f.name)}" for f in changed)])
+        return self.label_against(LearnableScaling())
+
+    def label_against(self, usual: LearnableScaling) -> str:
+        """Return `ls` and what differs from the usual spec, such as `ls-reduction-4`."""
+        changed = {k: v for k, v in vars(self).items() if v != getattr(usual, k)}
+        return "-".join(["ls", *(f"{name}-{value}" for name, value in changed.items())])
 
     def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
         from scalelong.scaling.modules import CalibratedSkips, ScalarSkips

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from scalelong.errors import ScalingStateError, ScalingWarning, invalid, unknown
@@ -27,7 +28,8 @@ def apply(
 ) -> Net:
     """Scale the long skips of `net` in place and return it.
 
-    Call it before you build the optimizer (LS has parameters) and before `torch.compile`, DDP or FSDP.
+    Call it before you build the optimizer (LS has parameters) and before `torch.compile`, DDP or FSDP. The initial
+    weights of LS depend on torch's random state on the CPU, which is the same after the call as before.
 
     Args:
         net: A network that scalelong knows or that declares `long_skips`; any other one together with `sites`.
@@ -54,7 +56,8 @@ def apply(
             found = find_sites(root, sites)
             if spec.is_identity:
                 return net
-            scaler = spec.build([site.shape for site in found])
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # LS is drawn, the random state is kept
+                scaler = spec.build([site.shape for site in found])
             scaler.sites, scaler.placement = tuple(found), placement
             for notice in spec.notices(len(found)):  # warn of a skip that is almost cut, log a Σκ² out of range
                 if notice.level == "warning":
