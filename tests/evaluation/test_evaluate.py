@@ -63,7 +63,8 @@ def test_values_are_those_of_the_features(extractor, other):
     assert list(result.values) == ["frechet", "kid"]
     for value in result.values.values():
         assert value.interval.low < value.value < value.interval.high
-    assert result.values["frechet"].details == {"rank": 6, "rank_reference": 6}
+    trace = float(np.trace(np.cov(others, rowvar=False)))  # the distance of copies of one image at the mean
+    assert result.values["frechet"].details == {"rank": 6, "rank_reference": 6, "constant": pytest.approx(trace)}
     assert {"n": 70, "subsets": 10, "subset_size": 6}.items() <= result.values["kid"].details.items()
 
 

@@ -12,6 +12,7 @@ import pytest
 from scalelong.experiments.compare import print_comparison
 from scalelong.experiments.comparison import Comparison, RunMeasures, late_oscillation, measure_run
 from scalelong.runs.logs import Series
+from scalelong.runs.resources import ran_alone
 from scalelong.runs.run import Run
 
 
@@ -51,7 +52,7 @@ def test_a_run_is_measured_from_its_files(tmp_path):
     ]
     snapshots.insert(0, {"step": 2, "jump": {"probe": {"backbone": [9.0, 9.0]}, "grad": {"total": 9.0}}})
     (tmp_path / "stability.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [header, *snapshots]))
-    (tmp_path / "resources.json").write_text('{"cpu_seconds": 12.5, "peak_memory": 1048576, "peak_gpu_memory": 0}')
+    (tmp_path / "resources.json").write_text('{"format": 2, "cpu_seconds": 12.5, "peak_memory": 1048576}')
     measures = measure_run(Run(tmp_path), "cs", 3)
     spread = np.std([0.1, -0.1, 0.1])
     assert measures.values == pytest.approx(
@@ -89,7 +90,52 @@ def test_a_variant_that_never_reaches_the_value_is_noted_with_a_bound():
     slow = run("cs", 0, curve=(1.0, 0.9, 0.8))
     comparison = Comparison([run("none", 0), slow], ["none", "cs"], preset="digits", steps=3, seeds=[0])
     assert comparison.row("cs").sooner["val_loss"].factor is None
-    assert any("cs did not reach none's final validation loss in 1 of 1 seed(s)" in note for note in comparison.notes)
+    assert comparison.table()[-1][2][1] == ("below 1.00× (reached in 0 of 1)", "")
+
+
+def costly(variant, seconds, other):
+    resources = {"format": 2, "cpu_seconds": seconds, "wall_seconds": seconds, "other_cpu_seconds": other}
+    values = {"seconds": seconds, "cpu_seconds": seconds, "memory": 100.0}
+    return RunMeasures(variant, 0, variant, values, {}, alone=ran_alone(resources))
+
+
+def test_times_are_compared_only_between_runs_that_had_the_machine_to_themselves():
+    alone = Comparison([costly("none", 10, 0.1), costly("cs", 12, 0.1)], ["none", "cs"], "digits", 3, [0])
+    assert set(alone.row("cs").ratios) == {"seconds", "cpu_seconds", "memory"}
+    shared = Comparison([costly("none", 10, 0.1), costly("cs", 12, 8)], ["none", "cs"], "digits", 3, [0])
+    assert set(shared.row("cs").ratios) == {"memory"}
+    assert [measure.key for measure in shared.measures()] == ["cpu_seconds", "memory"]
+    assert "shared the machine" in shared.measures()[0].note
+
+
+def test_figures_of_older_runs_that_include_the_preparation_of_data_are_left_out(tmp_path):
+    (tmp_path / "resources.json").write_text('{"cpu_seconds": 12.5, "peak_memory": 1048576}')
+    measured = measure_run(Run(tmp_path), "none", 0)
+    assert measured.values == {}
+    assert not measured.alone
+
+
+def evaluation(value, **others):
+    metrics = {"frechet": {"value": value, "details": {"constant": 20.0}, "label": "Fréchet distance"}, **others}
+    return json.dumps({"format": 1, "frechet": value, "metrics": metrics, "card": {"metric": "Fréchet distance"}})
+
+
+def test_distances_of_samples_that_are_not_images_are_not_compared(tmp_path):
+    for name, value in (("none", 65.0), ("cs", 12.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "distance.json").write_text(evaluation(value))
+    runs = [measure_run(Run(tmp_path / name), name, 0) for name in ("none", "cs")]
+    comparison = Comparison(runs, ["none", "cs"], "digits", 3, [0])
+    assert comparison.row("none").means["frechet"].mean == 65
+    assert comparison.row("cs").ratios == {}
+    assert [note for note in comparison.notes if "samples of none are farther" in note]
+
+
+def test_a_metric_of_the_user_has_a_row(tmp_path):
+    gap = {"value": 0.25, "interval": None, "details": {}, "label": "mean gap (8×8 pixels)"}
+    (tmp_path / "distance.json").write_text(evaluation(5.0, **{"mean-gap": gap}))
+    comparison = Comparison([measure_run(Run(tmp_path), "none", 0)], ["none"], "digits", 3, [0])
+    assert [measure.title for measure in comparison.measures()] == ["Fréchet distance", "mean gap (8×8 pixels)"]
 
 
 def test_the_ema_ranks_variants_unless_it_lags():

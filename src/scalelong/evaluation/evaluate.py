@@ -64,7 +64,11 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of evaluation.json: `metrics` and `card`, and the most used values at the top level."""
         stored = ("value", "interval", "details")  # the card has the rest
-        metrics = {name: {key: asdict(value)[key] for key in stored} for name, value in self.values.items()}
+        metrics: dict[str, Any] = {}
+        for name, value in self.values.items():
+            label = METRICS[name].label if name in METRICS else name
+            fields = {key: item for key, item in asdict(value).items() if key in stored}
+            metrics[name] = {**fields, "label": label.format(extractor=self.card.extractor)}
         frechet, kid = metrics.get("fid") or metrics.get("frechet") or {}, metrics.get("kid", {})
         return {
             "format": FORMAT, "fid": self.fid, "frechet": self.frechet, "frechet_interval": frechet.get("interval"),
@@ -106,6 +110,38 @@ def _old_metrics(data: dict[str, Any]) -> dict[str, Any]:
         known = {key: value for key, value in details.items() if value is not None}
         metrics["kid"] = {"value": data["kid"], "interval": data.get("kid_interval"), "details": known}
     return metrics
+
+
+@dataclass(frozen=True)
+class StoredMetric:
+    """A metric as an evaluation.json has it. `low` and `high` are its interval, None if there is none."""
+
+    name: str
+    label: str
+    value: float | None
+    low: float | None
+    high: float | None
+    plausible: bool  # False if one constant image would be nearer to the reference
+
+
+def stored_metrics(data: dict[str, Any] | None) -> list[StoredMetric]:
+    """Read the metrics of an evaluation.json, also damaged, older, or with metrics that are not registered here."""
+    if data is None:
+        return []
+    card = data["card"]
+    metrics = data.get("metrics") or _old_metrics({"card": {"metric": None, **card}, **data})
+    stored = []
+    for name, entry in metrics.items() if isinstance(metrics, dict) else ():
+        entry = entry if isinstance(entry, dict) else {}
+        interval, details = (
+            part if isinstance(part := entry.get(key), dict) else {} for key in ("interval", "details")
+        )
+        values = (entry.get("value"), interval.get("low"), interval.get("high"), details.get("constant"))
+        value, low, high, constant = (v if isinstance(v, (int, float)) and abs(v) < 1e300 else None for v in values)
+        label = entry.get("label") or (card.get("metric") if name in ("fid", "frechet") else name.upper())
+        implausible = value is not None and constant is not None and value > constant
+        stored.append(StoredMetric(str(name), str(label or name), value, low, high, not implausible))
+    return stored
 
 
 def evaluate_images(

@@ -154,8 +154,17 @@ def _frechet(samples: FeatureSet, reference: FeatureSet, interval: bool, seed: i
             few = f"{count:,} {which} are too few for {width:,} features: their covariance has rank {rank:,}"
             warned.append(f"{few}, and the distance reflects N more than the images")
     bias = f"the distance is biased upwards for finite N: compare it only with values at N = {n:,}"
-    ranks: dict[str, float] = {"rank": distance.rank, "rank_reference": distance.rank_reference}
-    return MetricValue(distance.value, around, ranks, notes=(bias,), warnings=tuple(warned))
+    # The distance of N copies of one image whose features are the reference's mean: μ₁ = μ₂ and Σ₁ = 0.
+    constant = float(reference.moments.covariance.trace())
+    notes = [bias]
+    if distance.value > constant:
+        notes.append(
+            f"one constant image would be nearer to the reference ({constant:.4g}): these are not images of it"
+        )
+    details: dict[str, float] = {
+        "rank": distance.rank, "rank_reference": distance.rank_reference, "constant": constant,
+    }  # fmt: skip
+    return MetricValue(distance.value, around, details, notes=tuple(notes), warnings=tuple(warned))
 
 
 @dataclass(frozen=True)

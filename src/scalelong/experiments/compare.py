@@ -67,6 +67,7 @@ def run_comparison(
         steps=variants[0].config.train.steps,
         seeds=seeds,
         missing=[f"{e.job.name} {e.reason()}" for e in endings if not e.ran],
+        unfinished=[e.job.folder.name for e in endings if not e.ran],
     )
     comparison.save(out / COMPARISON)
     return Result(comparison, endings, signal, out)

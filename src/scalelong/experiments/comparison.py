@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from scalelong.evaluation.evaluate import stored_metrics
 from scalelong.experiments.statistics import (
     Acceleration,
     Estimate,
@@ -24,6 +25,8 @@ from scalelong.experiments.statistics import (
 from scalelong.files import write_text
 from scalelong.monitor.snapshot import jumps, spread
 from scalelong.runs.logs import Series
+from scalelong.runs.resources import FORMAT as FORMAT_RESOURCES
+from scalelong.runs.resources import ran_alone
 from scalelong.runs.run import Run
 
 FORMAT = 1
@@ -33,19 +36,21 @@ LAG = 0.05  # the EMA's validation loss may exceed the network's own by this sha
 
 
 class Measure(NamedTuple):
-    """A row of the table. Lower is better in all of them."""
+    """A row of the table. `needs` names the field of `RunMeasures` that must be true of all runs in a ratio."""
 
     key: str
     title: str
     note: str
+    needs: str | None = None
 
 
 MEASURES = (
     Measure("val_loss", "validation loss", "of the trained network at the end, on held-out images with fixed noise"),
     Measure("val_loss_ema", "validation loss (EMA)",
             "the same of the EMA network, which generates the samples; it lags behind early in a run"),
-    Measure("frechet", "Fréchet distance", "of samples from the EMA network to the training data"),
-    Measure("on_the_way", "Fréchet distance by training", "the last that training itself measured (evaluate.every)"),
+    Measure("frechet", "Fréchet distance", "of samples from the EMA network to the training data", "images"),
+    Measure("on_the_way", "Fréchet distance by training", "the last that training itself measured (evaluate.every)",
+            "images"),
     Measure("feature_oscillation", "feature oscillation",
             "standard deviation of the jumps of log(norm) over one step, on a fixed probe batch, in the second half of "
             "training: mean over the features h_i that the long skips join"),
@@ -54,10 +59,12 @@ MEASURES = (
     Measure("gradient_oscillation", "gradient oscillation",
             "standard deviation of the jumps of log(gradient norm) between two training batches, before clipping, in "
             "the second half of training"),
-    Measure("seconds", "time, s", "in training steps, without start-up, validation and sampling"),
-    Measure("cpu_seconds", "CPU time, s", "of the whole process: includes start-up, validation and sample grids"),
-    Measure("memory", "peak memory, MiB", "of the process, or of the GPU if there is one"),
+    Measure("seconds", "time, s", "in training steps, without start-up, validation and sampling", "alone"),
+    Measure("cpu_seconds", "CPU time, s", "of training with validation and sample grids", "alone"),
+    Measure("memory", "peak memory, MiB",
+            "of the process while it trains, without the preparation of data, or of the GPU if there is one"),
 )  # fmt: skip
+RESOURCES = ("seconds", "cpu_seconds", "memory")
 # Curves that fall as a run improves: a variant may reach the baseline's final value sooner.
 CURVES = {"val_loss": "validation loss", "val_loss_ema": "validation loss (EMA)", "fid": "FID",
           "frechet": "Fréchet distance"}  # fmt: skip
@@ -67,7 +74,9 @@ CURVES = {"val_loss": "validation loss", "val_loss_ema": "validation loss (EMA)"
 class RunMeasures:
     """The measures of one run, and the curves for accelerations.
 
-    `names` has the full name of a measure whose kind the user chooses, such as the Fréchet distance.
+    names   the full name of a measure whose kind the user chooses, such as the Fréchet distance
+    alone   whether the run had the machine to itself, so that its times mean something
+    images  whether its samples are images: nearer to the data than one constant image is
     """
 
     variant: str
@@ -76,24 +85,30 @@ class RunMeasures:
     values: dict[str, float]
     curves: dict[str, Series]
     names: dict[str, str] = field(default_factory=dict)
+    alone: bool = False
+    images: bool = True
 
 
 def measure_run(run: Run, variant: str, seed: int) -> RunMeasures:
     """Measure a run by the files in its folder. What they do not contain is left out."""
-    origins = {"frechet": "compare", "on_the_way": "train"}
-    evaluations = {key: run.evaluations[origin] for key, origin in origins.items() if origin in run.evaluations}
-    memory = run.resources.get("peak_gpu_memory") or run.resources.get("peak_memory")
+    evaluated, on_the_way = (stored_metrics(run.evaluations.get(origin)) for origin in ("compare", "train"))
+    samples = {"frechet" if metric.name == "fid" else metric.name: metric for metric in evaluated}
+    if on_the_way:
+        samples["on_the_way"] = on_the_way[0]
+    resources = run.resources if run.resources.get("format") == FORMAT_RESOURCES else {}
+    memory = resources.get("peak_gpu_memory") or resources.get("peak_memory")
     values: dict[str, Any] = {
         **{key: run.column(key).last for key in ("val_loss", "val_loss_ema", "seconds")},
-        **{key: stored.get("frechet") for key, stored in evaluations.items()},
+        **{key: metric.value for key, metric in samples.items()},
         **_oscillations(run),
-        "cpu_seconds": run.resources.get("cpu_seconds"),
+        "cpu_seconds": resources.get("cpu_seconds"),
         "memory": memory / 2**20 if memory else None,
     }
     known = {key: float(v) for key, v in values.items() if isinstance(v, (int, float)) and np.isfinite(v)}
     curves = {key: run.column(key) for key in CURVES if len(run.column(key))}
-    names = {key: str(stored["card"].get("metric", "Fréchet distance")) for key, stored in evaluations.items()}
-    return RunMeasures(variant, seed, str(run.folder), known, curves, names)
+    names = {key: metric.label for key, metric in samples.items()}
+    images = all(metric.plausible for metric in samples.values())
+    return RunMeasures(variant, seed, str(run.folder), known, curves, names, ran_alone(resources), images)
 
 
 def late_oscillation(norms: Series) -> float | None:
@@ -144,6 +159,7 @@ class Comparison:
     steps: int
     seeds: Sequence[int]
     missing: Sequence[str] = ()  # runs without a result, each with the reason
+    unfinished: Sequence[str] = ()  # the names of their folders
 
     @property
     def baseline(self) -> str:
@@ -156,7 +172,8 @@ class Comparison:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        return tuple(_row(name, self.runs, self.baseline) for name in self.variants)
+        measures = self.measures()
+        return tuple(_row(name, self.runs, self.baseline, measures) for name in self.variants)
 
     @property
     def complete(self) -> bool:
@@ -166,18 +183,29 @@ class Comparison:
         return next(row for row in self.rows if row.variant == variant)
 
     def measures(self) -> list[Measure]:
-        """The measures that at least one run has; a Fréchet distance with its full name."""
+        """The measures that at least one run has, those of samples with their full names."""
+        known = {key for run in self.runs for key in run.values}
+        static = {measure.key for measure in MEASURES}
+        others = [Measure(key, key, "of samples from the EMA network", "images") for key in sorted(known - static)]
+        place = next(k for k, measure in enumerate(MEASURES) if measure.key == "frechet") + 1
         measures = []
-        for measure in MEASURES:
+        for measure in (*MEASURES[:place], *others, *MEASURES[place:]):
             names = {run.names[measure.key] for run in self.runs if measure.key in run.names}
-            if any(measure.key in run.values for run in self.runs):
-                measures.append(measure._replace(title=names.pop()) if len(names) == 1 else measure)
+            if measure.key not in known or (measure.key == "seconds" and not self.alone):
+                continue
+            if measure.key == "cpu_seconds" and not self.alone:
+                measure = measure._replace(note=f"{measure.note}; the runs shared the machine, so it has no ratio")
+            measures.append(measure._replace(title=names.pop()) if len(names) == 1 else measure)
         return measures
+
+    @property
+    def alone(self) -> bool:
+        return all(run.alone for run in self.runs)
 
     def table(self) -> list[tuple[str, str, list[tuple[str, str]]]]:
         """Title, note and, for each variant, mean and change (as text, may be empty) of each row of the table."""
         table = []
-        for key, title, note in self.measures():
+        for key, title, note, _ in self.measures():
             means = [plus_minus(row.means[key]) if key in row.means else "–" for row in self.rows]
             changes = [change(row.ratios[key]) if key in row.ratios else "" for row in self.rows]
             table.append((title, note, list(zip(means, changes, strict=True))))
@@ -201,26 +229,25 @@ class Comparison:
                 f"sooner: the step at which {self.baseline} first reaches its own final value, divided by the step at "
                 "which the variant reaches it (linear between two measurements), seed by seed"
             )
-        for row in self.rows:
-            sooner = row.sooner.get(self.loss)
-            if sooner is not None and sooner.factor is None:
-                notes.append(
-                    f"{row.variant} did not reach {self.baseline}'s final validation loss in "
-                    f"{sooner.seeds - sooner.reached} of {sooner.seeds} seed(s), so it has no factor; in those it is "
-                    f"below {sooner.at_most:.2f}×"
-                )
+        if odd := sorted({run.variant for run in self.runs if not run.images}, key=list(self.variants).index):
+            notes.append(
+                f"samples of {', '.join(odd)} are farther from the data than one constant image: they are not images "
+                "of it, and their distances are not compared"
+            )
         return notes
 
     def to_dict(self) -> dict[str, Any]:
         runs = [
-            {"variant": run.variant, "seed": run.seed, "folder": Path(run.folder).name, "values": run.values}
+            {"variant": run.variant, "seed": run.seed, "folder": Path(run.folder).name, "values": run.values,
+             "alone": run.alone, "images": run.images}
             for run in self.runs
-        ]
+        ]  # fmt: skip
         return {
             "format": FORMAT, "preset": self.preset, "steps": self.steps, "seeds": list(self.seeds),
             "baseline": self.baseline, "loss": self.loss, "complete": self.complete,
             "measures": {m.key: {"title": m.title, "note": m.note} for m in self.measures()},
             "rows": [asdict(row) for row in self.rows], "runs": runs, "missing": list(self.missing),
+            "unfinished": list(self.unfinished),
             "statistics": statistics_note(len(self.seeds)), "notes": self.notes,
         }  # fmt: skip
 
@@ -239,15 +266,17 @@ def ranking_loss(runs: Sequence[RunMeasures]) -> str:
     return "val_loss_ema" if ratios and sum(ratios) / len(ratios) <= 1 + LAG else "val_loss"
 
 
-def _row(variant: str, runs: Sequence[RunMeasures], baseline: str) -> Row:
+def _row(variant: str, runs: Sequence[RunMeasures], baseline: str, measures: Sequence[Measure]) -> Row:
     own = [run for run in runs if run.variant == variant]
     base = [run for run in runs if run.variant == baseline] if variant != baseline else []
     row = Row(variant, {}, {}, {})
-    for key, _, _ in MEASURES:
+    for measure in measures:
+        key, needs = measure.key, measure.needs
         values, reference = ({r.seed: r.values[key] for r in side if key in r.values} for side in (own, base))
         if values:
             row.means[key] = mean_interval(list(values.values()))
-        if (ratio := paired_ratio(values, reference)) is not None:
+        meaningful = needs is None or all(getattr(run, needs) for run in (*own, *base))
+        if meaningful and (ratio := paired_ratio(values, reference)) is not None:
             row.ratios[key] = ratio
     for key in CURVES:
         curves, targets = ({r.seed: r.curves[key] for r in side if key in r.curves} for side in (own, base))

@@ -32,6 +32,11 @@ class Estimate:
     n: int
     confidence: float = CONFIDENCE
 
+    @property
+    def excludes_one(self) -> bool:
+        """Whether the interval of a ratio excludes "no change"; False without an interval."""
+        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+
 
 def mean_interval(values: Sequence[float]) -> Estimate:
     """Mean of independent values with its Student t interval: mean ± t_{n−1} · s/√n."""
@@ -80,9 +85,9 @@ class Acceleration:
     seeds: int
 
     def __str__(self) -> str:
-        """1.31× [1.10, 1.55], or in how many seeds the value was reached."""
+        """1.31× [1.10, 1.55], or a bound and in how many seeds the value was reached."""
         if self.factor is None:
-            return f"reached in {self.reached} of {self.seeds}"
+            return f"below {self.at_most:.2f}× (reached in {self.reached} of {self.seeds})"
         mean, low, high = self.factor.mean, self.factor.low, self.factor.high
         return f"{mean:.2f}×" if low is None else f"{mean:.2f}× [{low:.2f}, {high:.2f}]"
 
@@ -140,9 +145,14 @@ def change(ratio: Estimate) -> str:
         mean, *texts = (f"{value:.3g}" for value in (ratio.mean, *ends))
         mean = f"×{mean}"
     else:
-        mean, *texts = (f"{(value - 1) * 100:+.1f}".replace("-", "−") for value in (ratio.mean, *ends))
+        mean, *texts = (_signed((value - 1) * 100) for value in (ratio.mean, *ends))
         mean += " %"
     return f"{mean} [{', '.join(texts)}]" if texts else mean
+
+
+def _signed(value: float) -> str:
+    text = f"{value:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
 
 
 def statistics_note(seeds: int) -> str:

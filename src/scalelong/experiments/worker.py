@@ -9,12 +9,10 @@ import os
 import signal
 import sys
 import threading
-import time
 from typing import Any
 
 from scalelong.errors import MissingExtraError, ScaleLongError
 from scalelong.experiments.plan import DistanceSpec, Job, trained_steps
-from scalelong.files import write_text
 from scalelong.runs.config import Config
 from scalelong.runs.run import Run
 
@@ -35,17 +33,13 @@ def main() -> None:
 
 
 def run_job(job: dict[str, Any]) -> int:
-    """Train, measure the distance, and record time and memory in RUN/resources.json. Returns the exit code."""
+    """Train and measure the distance. Returns the exit code."""
     from scalelong.training.loop import train
 
-    started = time.monotonic()
     config, run = Config.from_dict(job["config"]), Run(job["folder"])
     with run.locked(timeout=LOCK_TIMEOUT):
         pass
-    try:
-        result = train(config, run.folder)
-    finally:
-        _record_resources(run, started)
+    result = train(config, run.folder)
     if not result.finished:
         return 128 + (result.signal or 0)
     if job["distance"] is not None:
@@ -93,31 +87,6 @@ def _stop_when_closed(source: int) -> None:
     while os.read(source, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _record_resources(run: Run, started: float) -> None:
-    """Add this process's time to RUN/resources.json, and keep the largest memory of any process."""
-    import torch
-
-    if not run.folder.is_dir():
-        return
-    before = run.resources
-    gpu_memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    memory = 0
-    if sys.platform != "win32":
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        memory = peak if sys.platform == "darwin" else peak * 1024
-    now = {
-        "cpu_seconds": before.get("cpu_seconds", 0.0) + time.process_time(),
-        "wall_seconds": before.get("wall_seconds", 0.0) + time.monotonic() - started,
-        "peak_memory": max(before.get("peak_memory", 0), memory),
-        "peak_gpu_memory": max(before.get("peak_gpu_memory", 0), gpu_memory),
-        "processes": before.get("processes", 0) + 1,
-        "threads": torch.get_num_threads(),
-    }
-    write_text(run.folder / "resources.json", json.dumps({key: round(value, 3) for key, value in now.items()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ def forest(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
     style = {look["label"]: {"color": look["color"], "dash": look["dash"]} for look in styles(views)}
     index = {(view.label, -1 if view.seed is None else view.seed): view.index for view in views}
     panels = []
-    for key, title, _ in comparison.measures():
+    for key, title, *_ in comparison.measures():
         values = {(run.variant, run.seed): run.values[key] for run in comparison.runs if key in run.values}
         rows = []
         for row in comparison.rows:

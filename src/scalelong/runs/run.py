@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 STEP = "step.json"  # in model/: the step of the network
 REAL = "real.png"  # in samples/: images of the data beside which samples can be judged
+RESOURCES = "resources.json"
 COMPARISON = "comparison.json"  # in the folder of a comparison: its runs
 # Evaluations by their origin: `scalelong evaluate`, `scalelong compare`, and the newest one that training made.
 EVALUATIONS = {"evaluate": "evaluation.json", "compare": "distance.json", "train": "evaluations/step-*.json"}
@@ -166,9 +167,15 @@ class Run:
 
     @cached_property
     def resources(self) -> dict[str, float]:
-        """resources.json, written by `scalelong compare`: times in seconds, memory in bytes."""
-        values = read_json(self.folder / "resources.json") or {}
+        """resources.json, what training cost: times in seconds, memory in bytes."""
+        values = read_json(self.folder / RESOURCES) or {}
         return {k: v for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+
+    @property
+    def failure(self) -> str | None:
+        """The error that ended training, if the run was not resumed since."""
+        failure = (read_json(self.folder / RESOURCES) or {}).get("failure")
+        return failure if isinstance(failure, str) else None
 
     # ------------------------------------------------------------------------------- using the network
 
@@ -322,9 +329,12 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
 
 
 def _members(path: Path, comparison: dict[str, Any]) -> list[Run]:
-    """The runs of a comparison in the order of its variants, then seeds."""
+    """The runs of a comparison in the order of its variants, then seeds; also those that did not finish."""
     rank = {str(row.get("variant")): k for k, row in enumerate(_objects(comparison.get("rows")))}
     runs = _objects(comparison.get("runs"))
+    for folder in map(str, comparison.get("unfinished") or ()):
+        variant, _, seed = folder.rpartition("-seed")
+        runs.append({"variant": variant, "seed": seed, "folder": folder})
     runs.sort(key=lambda run: (rank.get(str(run.get("variant")), 0), str(run.get("seed"))))
     folders = [path / Path(str(run.get("folder", ""))).name for run in runs]
     return [Run(folder) for folder in folders if folder.is_dir()]

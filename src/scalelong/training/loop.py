@@ -17,6 +17,7 @@ from scalelong.errors import RunError, require
 from scalelong.files import check_target, read_json
 from scalelong.runs.config import Config, differences, flatten
 from scalelong.runs.logs import JsonLines
+from scalelong.runs.resources import recorded
 from scalelong.runs.run import STEP, Run
 from scalelong.skips import scaling_of
 from scalelong.training import checkpoint
@@ -75,7 +76,7 @@ def _train(trainer: Trainer, run: Run, quiet: bool) -> int | None:
 def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:
     config, main = trainer.config, trainer.accelerator.is_main_process
     log, observers = JsonLines(run.metrics_path), Observers(trainer, run, display)
-    with _signals() as received:
+    with _signals() as received, recorded(run) if main else nullcontext():
         try:
             while trainer.progress.step < config.train.steps:
                 outcome = trainer.step()
