@@ -21,6 +21,7 @@ TINY = {
     "sample.n": 0,
     "monitor.every": 0,
 }
+UVIT = ("model.embed_dim", "model.depth", "model.num_heads")
 
 
 def read_lines(path):
@@ -29,7 +30,10 @@ def read_lines(path):
 
 
 def tiny_config(name="digits", scaling=None, **settings):
-    config = override(preset(name), tiny_settings(**settings))
+    values = tiny_settings(**settings)
+    if preset(name).model.kind == "unet":
+        values = {key: value for key, value in values.items() if key not in UVIT or key in settings}
+    config = override(preset(name), values)
     return config if scaling is None else dataclasses.replace(config, scaling=scaling)
 
 

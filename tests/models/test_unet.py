@@ -6,7 +6,11 @@ import torch
 
 import scalelong
 from scalelong import ConstantScaling, LearnableScaling, NoScaling, ScaleLongError, build_unet
-from scalelong.models.unet import UNETS
+from scalelong.errors import InvalidValueError
+from scalelong.models.registry import Shapes, get_model
+from scalelong.models.unet import UNETS, unet_settings
+from scalelong.runs.config import Config, override
+from scalelong.runs.run import build_network
 
 SMALL = {"block_out_channels": (32, 32, 64, 64), "attention_head_dim": 8}
 
@@ -58,3 +62,65 @@ def test_class_and_text_networks_run():
 def test_a_misspelt_name_suggests_the_right_one():
     with pytest.raises(ScaleLongError, match="did you mean 'cifar10'"):
         build_unet("cifar-10")
+
+
+# ---------------------------------------------------------------------------- any size, any number of levels
+
+
+def configured(shapes, **model):
+    settings = {f"model.{name}": value for name, value in {"kind": "unet", **model}.items()}
+    return build_network(override(Config(), settings), shapes)
+
+
+@pytest.mark.parametrize("condition", [{}, {"label_rows": 5}, {"text_tokens": 4, "text_width": 16}])
+@pytest.mark.parametrize(
+    ("size", "channels", "attention"),
+    [(1, (4,), None), (7, (6,), (7,)), (8, (8, 16), None), (8, (16, 16, 32), ()),
+     (12, (10, 15, 20), (3, 12)), (28, (8, 8, 8), (7,))],
+)  # fmt: skip
+def test_a_unet_of_any_size_and_number_of_levels_runs_and_has_all_its_skips(size, channels, attention, condition):
+    net = configured(Shapes(1, size, **condition), channels=channels, layers=1, attention=attention)
+    x, t = torch.randn(2, 1, size, size), torch.tensor([0.5, 999.0])
+    y = torch.tensor([0, 4]) if "label_rows" in condition else None
+    context = torch.randn(2, 4, 16) if "text_width" in condition else None
+    assert get_model("unet").adapt(net)(x, t, y=y, context=context).shape == x.shape
+    assert net.config.block_out_channels == channels
+    # a level has `layers` skips and its downsampling one; the last has no downsampling, the input convolution one
+    assert len(scalelong.describe(net).rows) == 2 * len(channels)
+
+
+def test_without_channels_the_levels_fit_the_size():
+    levels = {size: len(unet_settings(size)["block_out_channels"]) for size in (3, 7, 8, 12, 14, 16, 28, 32, 64, 96)}
+    assert levels == {3: 1, 7: 1, 8: 2, 12: 2, 14: 2, 16: 3, 28: 3, 32: 4, 64: 4, 96: 4}
+
+
+def test_attention_stands_at_the_sizes_asked_for():
+    blocks = unet_settings(32, (8, 8, 8), attention=(32, 16))
+    assert blocks["down_block_types"] == ("AttnDownBlock2D", "AttnDownBlock2D", "DownBlock2D")
+    assert blocks["up_block_types"] == ("UpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D")
+    with_none = build_unet(unet_settings(32, (8, 8, 8), attention=()))
+    assert not any("attention" in name for name, _ in with_none.named_modules() if not name.endswith("attentions"))
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"), [((32, 64), 8), ((128, 256), 32), ((6, 9), 1), ((24, 48), 6), ((5,), 1)]
+)
+def test_small_widths_have_groups_of_several_channels(channels, groups):
+    net = configured(Shapes(3, 8), channels=channels, layers=1)
+    assert net.config.norm_num_groups == groups
+
+
+@pytest.mark.parametrize(
+    ("size", "model", "value"),
+    [
+        (12, {"channels": (8, 8, 8, 8)}, "12"),
+        (28, {"unet": "cifar10"}, "28"),
+        (8, {"channels": (8, 8), "attention": (5,)}, "5"),
+        (8, {"channels": ()}, "channels"),
+        (32, {"unet": "cifar10", "channels": (32, 64)}, "32, 64"),
+        (8, {"depth": 3}, "model.depth"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_value(size, model, value):
+    with pytest.raises(InvalidValueError, match=value):
+        configured(Shapes(1, size), **model)

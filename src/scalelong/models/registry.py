@@ -112,12 +112,14 @@ class Model:
         that signature, arguments it lacks, and diffusers' U-Nets.
     save, load: `save(net, folder)` and `load(folder, build)`. The default uses `save_pretrained` where the network has
         it, and otherwise stores the state dict.
+    settings: the names in the config's model section that `build` reads; setting another one is refused. None: any.
     """
 
     build: Callable[[Any, Shapes], nn.Module]
     adapt: Callable[[nn.Module], nn.Module] = _denoiser
     save: Callable[[nn.Module, Path], None] = save_network
     load: Callable[[Path, Callable[[], nn.Module]], nn.Module] = load_network
+    settings: tuple[str, ...] | None = None
 
 
 def get_model(kind: str) -> Model:
@@ -129,40 +131,56 @@ def get_model(kind: str) -> Model:
     return MODELS[kind]
 
 
+_UVIT = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "mlp_time_embed", "conv", "init_std")
+
+
 def _uvit(model: Any, shapes: Shapes) -> nn.Module:
     from scalelong.models import UViT
 
-    others = ("kind", "unet", "channels", "layers", "options")  # settings of other networks
     return UViT(
         img_size=shapes.size,
         in_chans=shapes.channels,
         num_classes=shapes.label_rows,
         clip_dim=shapes.text_width,
         num_clip_token=shapes.text_tokens,
-        **{name: value for name, value in vars(model).items() if name not in others},
+        **{name: getattr(model, name) for name in _UVIT},
     )
 
 
 def _unet(model: Any, shapes: Shapes) -> nn.Module:
-    from scalelong.models.unet import UNETS, build_unet
+    from scalelong.models.unet import UNETS, attention_blocks, build_unet, level_sizes, unet_settings
 
-    if model.unet is None or model.unet not in UNETS:
-        raise unknown("model.unet", str(model.unet), UNETS)
+    text = shapes.text_width
+    options: dict[str, Any] = {"in_channels": shapes.channels, "out_channels": shapes.channels}
+    if not text:
+        options["num_class_embeds"] = shapes.label_rows
+    if model.unet is None:
+        blocks = model.layers or 2
+        return build_unet(unet_settings(shapes.size, model.channels, blocks, model.attention, text), **options)
+    if model.unet not in UNETS:
+        raise unknown("model.unet", model.unet, UNETS)
     conditional = UNETS[model.unet]["class"] == "UNet2DConditionModel"
-    if conditional != bool(shapes.text_width):
+    if conditional != bool(text):
         needed = "needs text; set data.text" if conditional else "takes no text; set data.text=none"
         raise InvalidValueError(f"U-Net {model.unet!r} {needed}")
-    condition = {"cross_attention_dim": shapes.text_width} if conditional else {"num_class_embeds": shapes.label_rows}
-    options: dict[str, Any] = {"sample_size": shapes.size, "in_channels": shapes.channels, **condition}
-    options["out_channels"] = shapes.channels
+    levels = len(UNETS[model.unet]["block_out_channels"])
+    sizes = level_sizes(shapes.size, levels)
+    options["sample_size"] = shapes.size
+    if conditional:
+        options["cross_attention_dim"] = text
     if model.channels is not None:
-        levels = len(UNETS[model.unet]["block_out_channels"])
         if len(model.channels) != levels:
-            raise invalid("model.channels", f"{levels} values for U-Net {model.unet!r}", model.channels)
+            expected, hint = f"{levels} values for U-Net {model.unet!r}", "model.unet=none takes any number of levels"
+            raise invalid("model.channels", expected, model.channels, hint)
         options |= {"block_out_channels": model.channels, "attention_head_dim": min(8, *model.channels)}
     if model.layers is not None:
         options["layers_per_block"] = model.layers
+    if model.attention is not None:
+        options |= attention_blocks(sizes, model.attention, conditional)
     return build_unet(model.unet, **options)
 
 
-MODELS: dict[str, Model] = {"uvit": Model(build=_uvit), "unet": Model(build=_unet)}
+MODELS: dict[str, Model] = {
+    "uvit": Model(build=_uvit, settings=_UVIT),
+    "unet": Model(build=_unet, settings=("unet", "channels", "layers", "attention")),
+}

@@ -1,10 +1,12 @@
-"""The paper's convolutional U-Nets, as diffusers networks: `build_unet(name)` returns diffusers' own class."""
+"""Convolutional U-Nets as diffusers networks: `build_unet(name)` at the paper's sizes, `unet_settings` for any size."""
 
+from collections.abc import Sequence
+from math import gcd
 from typing import Any
 
 from torch import nn
 
-from scalelong.errors import require, unknown
+from scalelong.errors import invalid, require, unknown
 from scalelong.scaling import Scaling, parse_scaling
 from scalelong.skips import apply
 
@@ -34,17 +36,77 @@ UNETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build_unet(name: str, scaling: Scaling | str | dict[str, Any] | None = None, **overrides: Any) -> nn.Module:
-    """Build a diffusers U-Net of one of the paper's sizes, with scaled long skips.
+def unet_settings(
+    size: int,
+    channels: Sequence[int] | None = None,
+    layers: int = 2,
+    attention: Sequence[int] | None = None,
+    text_width: int | None = None,
+) -> dict[str, Any]:
+    """Return the settings of a diffusers U-Net for images of any size, in the form of an entry of `UNETS`.
 
     Args:
-        name: "cifar10" (35.7M, unconditional), "imagenet64" (144M, classes) or "coco" (53M, text, latents).
+        size: Height and width of the images. Each level but the last halves it.
+        channels: One width per level. Default: as many levels as keep 4 pixels (at most 4), of 64, 128, 128… channels.
+        layers: Residual blocks per level.
+        attention: Feature map sizes with attention. Default: those of at most 16 pixels, except the first level.
+        text_width: Width of the text tokens; the levels with attention then attend to them.
+    """
+    if channels is None:
+        levels = next(n for n in (4, 3, 2, 1) if size % 2 ** (n - 1) == 0 and (size >> (n - 1) >= 4 or n == 1))
+        channels = (64, 128, 128, 128)[:levels]
+    common = gcd(*channels)
+    if common < 1:
+        raise invalid("model.channels", "one width >= 1 per level", tuple(channels))
+    groups = max(n for n in range(1, 33) if common % n == 0 and 4 * n <= max(4, common))  # 4 or more channels each
+    head = max(n for n in range(1, 33) if common % n == 0)
+    return {
+        "class": "UNet2DConditionModel" if text_width else "UNet2DModel",
+        "sample_size": size,
+        "block_out_channels": tuple(channels),
+        "layers_per_block": layers,
+        "norm_num_groups": groups,
+        # the conditional class takes the number of heads under this name
+        "attention_head_dim": tuple(width // head for width in channels) if text_width else head,
+        **({"cross_attention_dim": text_width} if text_width else {}),
+        **attention_blocks(level_sizes(size, len(channels)), attention, bool(text_width)),
+    }
+
+
+def level_sizes(size: int, levels: int) -> list[int]:
+    """Return the feature map size of every level, or raise if one cannot be halved."""
+    if size % 2 ** (levels - 1):
+        expected = f"divisible by 2^{levels - 1} = {2 ** (levels - 1)} for a U-Net of {levels} levels"
+        raise invalid("the image size", expected, size, "set data.image_size, or fewer levels by model.channels")
+    return [size >> level for level in range(levels)]
+
+
+def attention_blocks(sizes: Sequence[int], attention: Sequence[int] | None, text: bool = False) -> dict[str, Any]:
+    """Return the block types of levels with these feature map sizes."""
+    attention = [size for size in sizes[1:] if size <= 16] if attention is None else attention
+    if not set(attention) <= set(sizes):
+        raise invalid("model.attention", f"feature map sizes out of {', '.join(map(str, sizes))}", tuple(attention))
+    prefix = ["CrossAttn" if text and size in attention else "Attn" if size in attention else "" for size in sizes]
+    return {
+        "down_block_types": tuple(f"{word}DownBlock2D" for word in prefix),
+        "up_block_types": tuple(f"{word}UpBlock2D" for word in reversed(prefix)),
+        **({} if text else {"add_attention": bool(attention)}),
+    }
+
+
+def build_unet(
+    name: str | dict[str, Any], scaling: Scaling | str | dict[str, Any] | None = None, **overrides: Any
+) -> nn.Module:
+    """Build a diffusers U-Net of one of the paper's sizes, or of `unet_settings`, with scaled long skips.
+
+    Args:
+        name: "cifar10" (35.7M, unconditional), "imagenet64" (144M, classes) or "coco" (53M, text, latents); or a dict.
         scaling: Spec or name of a scaling.
         overrides: Arguments of diffusers' class, for example to make it smaller.
     """
-    if name not in UNETS:
+    if isinstance(name, str) and name not in UNETS:
         raise unknown("U-Net", name, UNETS)
     diffusers = require("diffusers", extra="train", purpose="build_unet")
-    config = {**UNETS[name], **overrides}
+    config = {**(UNETS[name] if isinstance(name, str) else name), **overrides}
     net: nn.Module = getattr(diffusers, config.pop("class"))(**config)
     return apply(net, parse_scaling(scaling))

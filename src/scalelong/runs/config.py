@@ -63,9 +63,10 @@ class ModelConfig:
     mlp_time_embed: bool = False
     conv: bool = True
     init_std: float = 0.02
-    unet: str | None = None  # a name in scalelong.models.unet
+    unet: str | None = None  # one of the paper's U-Nets (a name in scalelong.models.unet); None: one of any size
     channels: tuple[int, ...] | None = None  # of a U-Net, one per level
     layers: int | None = None  # of a U-Net, blocks per level
+    attention: tuple[int, ...] | None = None  # of a U-Net: feature map sizes with attention, "()" for none
     options: dict[str, Any] = field(default_factory=dict)  # settings of your own network, JSON values only
 
 
@@ -87,6 +88,9 @@ class TrainConfig:
     betas: tuple[float, float] = (0.99, 0.999)
     weight_decay: float = 0.03
     warmup: int = 100
+    schedule: str = "constant"  # after the warm-up: constant, cosine, linear or warmup-stable-decay
+    min_lr_ratio: float = 0.0  # where the schedule ends, as a share of lr
+    decay_share: float = 0.2  # of the steps, at the end: the decay of warmup-stable-decay
     clip: float | None = 1.0
     accumulate: int = 1
     precision: str = "fp32"
@@ -232,7 +236,14 @@ def override(config: Config, settings: dict[str, Any]) -> Config:
             (values[section] if section else values)[name] = value
         else:
             raise unknown("setting", key, known)
-    return Config.from_dict(values)
+    changed = Config.from_dict(values)
+    used = get_model(changed.model.kind).settings
+    for key in settings:
+        if used and key.startswith("model.") and key.split(".")[1] not in (*used, "kind", "options"):
+            raise InvalidValueError(
+                f"{key} has no effect on model.kind={changed.model.kind!r}, which reads {', '.join(used)}; leave it out"
+            )
+    return changed
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
@@ -324,13 +335,16 @@ _MINIMUM = {
     "seed": 0, "train.steps": 1, "train.batch_size": 1, "train.warmup": 0, "train.accumulate": 1, "train.log_every": 1,
     "checkpoint.every": 1, "checkpoint.keep": 1, "validate.every": 0, "validate.n": 1, "sample.every": 0, "sample.n": 0,
     "data.image_size": 1, "evaluate.every": 0, "evaluate.n": 2, "monitor.every": 0, "monitor.samples": 1,
+    "model.channels": 1, "model.layers": 1, "model.attention": 1,
 }  # fmt: skip
 _POSITIVE = ("train.lr", "train.clip", "kappa", "model.init_std")
 _FRACTIONS = ("data.holdout", "ema.decay", "train.betas", "diffusion.drop")
+_SHARES = ("train.min_lr_ratio", "train.decay_share")
 _SMALLEST = math.ulp(0.0)  # x >= _SMALLEST means x > 0
 _CHOICES = {
     "train.precision": ("fp32", "bf16", "fp16"),
     "train.nonfinite": ("stop", "skip"),
+    "train.schedule": ("constant", "cosine", "linear", "warmup-stable-decay"),
     "diffusion.process": ("vp", "ddpm", "sd"),
     "tracker": ("tensorboard", "wandb"),
 }
@@ -343,6 +357,7 @@ def _check(config: Config) -> None:
     limits += [(key, least, 2**63, f"an integer >= {least} and less than 2**63") for key, least in _MINIMUM.items()]
     limits += [(key, _SMALLEST, math.inf, "a number > 0") for key in _POSITIVE]
     limits += [(key, 0, 1, "in [0, 1)") for key in _FRACTIONS] + [("train.weight_decay", 0, math.inf, "a number >= 0")]
+    limits += [(key, 0, math.nextafter(1, 2), "in [0, 1]") for key in _SHARES]
     for key, low, high, expected in limits:
         value = values.get(key, low)
         if not all(low <= number < high for number in (value if isinstance(value, tuple) else (value,))):

@@ -25,6 +25,7 @@ from scalelong.training.display import Display
 from scalelong.training.examples import Examples
 from scalelong.training.failures import explained
 from scalelong.training.observers import Observers, due
+from scalelong.training.schedule import same_past
 from scalelong.training.trainer import Trainer
 
 FEW = 10  # images; training on so few is worth a remark
@@ -123,6 +124,13 @@ def _resume(trainer: Trainer, run: Run) -> list[str]:
             raise RunError(f"{run.folder} was started with other settings: {settings}. Use the same, or another --out")
         state, messages = checkpoint.newest(run.checkpoints_path)
         if state is not None:
+            before, updates = run.config.train, state.progress.updates
+            if not same_past(before, config.train, updates):
+                raise RunError(
+                    f"{run.folder} has a {before.schedule} schedule over train.steps={before.steps}: with "
+                    f"train.steps={config.train.steps} its {updates} updates would have had other learning rates. "
+                    f"Use --steps {before.steps}, or another --out"
+                )
             trainer.restore(state)
     if trainer.accelerator.is_main_process:
         step, every = trainer.progress.step, max(1, config.train.log_every)

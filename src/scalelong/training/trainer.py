@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from scalelong._modules import evaluating
 from scalelong.diffusion import simple_loss
@@ -24,6 +25,7 @@ from scalelong.runs.run import build_network
 from scalelong.training import checkpoint
 from scalelong.training.checkpoint import Checkpoint, Progress
 from scalelong.training.examples import Batch, Examples
+from scalelong.training.schedule import lr_factor
 
 if TYPE_CHECKING:
     from scalelong.monitor.monitor import StabilityMonitor
@@ -84,6 +86,7 @@ class Trainer:
             self.net.parameters(), lr=t.lr, betas=t.betas, weight_decay=t.weight_decay, fused=fused
         )
         self.optimizer.register_step_post_hook(_increment_versions)
+        self.schedule = LambdaLR(self.optimizer, partial(lr_factor, t))
         if t.compile:
             self.net.compile(fullgraph=True)
         self.adapt = get_model(config.model.kind).adapt
@@ -103,9 +106,7 @@ class Trainer:
         """Run step `progress.step + 1`: batch, loss, gradient, clipping, AdamW, EMA. A function of (config, step)."""
         started = time.perf_counter()
         t, number = self.config.train, self.progress.step + 1
-        lr = t.lr * min(1.0, (self.progress.updates + 1) / max(1, t.warmup))
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        lr = float(self.schedule.get_last_lr()[0])
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.accelerator.device)
         with self._monitored(number):
@@ -129,6 +130,7 @@ class Trainer:
         elif self.accelerator.scaler is not None:
             self.accelerator.scaler.update()
         if not skipped:
+            self.schedule.step()
             self.ema.update(self.progress.updates + 1)
         self.progress = replace(
             self.progress,
@@ -234,6 +236,7 @@ class Trainer:
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         self.progress = state.progress
+        self.schedule = LambdaLR(self.optimizer, partial(lr_factor, self.config.train), self.progress.updates - 1)
 
 
 def _increment_versions(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
