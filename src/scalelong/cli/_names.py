@@ -1,4 +1,4 @@
-"""Names that the command line checks and completes before it imports torch. A test compares them with the registries."""
+"""Names that commands check and complete before they import torch. A test compares them with the registries."""
 
 import os
 from collections.abc import Callable

@@ -93,13 +93,15 @@ def load_network(folder: Path, build: Callable[[], nn.Module]) -> nn.Module:
 
 def _class(name: Any) -> Any:
     """Return the class of a network of this package or of diffusers, None for any other name."""
-    import diffusers
+    if name in ("UNet2DModel", "UNet2DConditionModel"):
+        import diffusers
 
+        return getattr(diffusers, name)
+    if name != "UViT":
+        return None
     from scalelong.models import UViT
 
-    if name in ("UNet2DModel", "UNet2DConditionModel"):
-        return getattr(diffusers, name)
-    return UViT if name == "UViT" else None
+    return UViT
 
 
 @dataclass(frozen=True)

@@ -422,7 +422,8 @@ def _construct(name: str, options: dict[str, Any]) -> Scaling:
             raise unknown(f"option of scaling {name!r}:", option, list(parameters) or ["none"])
     for parameter in parameters.values():
         if parameter.default is parameter.empty and parameter.name not in options:
-            raise InvalidValueError(f"scaling {name!r} needs {parameter.name}; use {name}:{_example(name)}, for example")
+            hint = f"use {name}:{_example(name)}, for example"
+            raise invalid(parameter.name, f"given for scaling {name!r}", None, hint)
     return spec(**options | implied)
 
 
