@@ -60,7 +60,7 @@ def save_network(net: nn.Module, folder: Path) -> None:
     else:
         with unscaled(net):
             net.save_pretrained(folder)  # type: ignore[operator]
-        save_scaling(net, folder)
+        save_scaling(net, folder, allow_unscaled=True)
 
 
 def load_network(folder: Path, build: Callable[[], nn.Module]) -> nn.Module:
