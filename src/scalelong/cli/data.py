@@ -87,6 +87,7 @@ def prepare(
     Example: scalelong data prepare photos/ --image-size 64 --skip-bad
     """
     from scalelong.data import CATALOG, load
+    from scalelong.data.prepare import CHOSEN
 
     named = CATALOG.get(name)
     splits = split or (list(named.counts) if named else ["train", "validation"] if holdout else ["train"])
@@ -97,6 +98,7 @@ def prepare(
             skip_bad=skip_bad, source=source, config=config, image_column=image_column, label_column=label_column,
             caption_column=caption_column, force=force,
         )  # fmt: skip
+        (data.folder / CHOSEN).touch()  # training on this data uses these options unless it is told otherwise
         results.append({**data.manifest, "folder": str(data.folder)})
         if not json:
             _print_prepared(results[-1])

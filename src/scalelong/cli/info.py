@@ -5,7 +5,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer import Argument
+from typer import Argument, Option
 
 from scalelong.cli._shared import Json, console, echo_json, print_table
 
@@ -31,7 +31,9 @@ PARTS = (
 
 
 def presets(
-    name: Annotated[str | None, Argument(help="Print the complete config of this preset.")] = None, json: Json = False
+    name: Annotated[str | None, Argument(help="Print the complete config of this preset.")] = None,
+    yaml: Annotated[bool, Option("--yaml", help="Print it as YAML with the meaning of every setting.")] = False,
+    json: Json = False,
 ) -> None:
     """List the presets with their parameters, batch, steps and cost per step.
 
@@ -40,11 +42,17 @@ def presets(
       scalelong presets
 
       scalelong presets cifar10-uvit-s
+
+      scalelong presets digits --yaml
     """
+    from scalelong.errors import InvalidValueError
+    from scalelong.runs.settings import to_yaml
     from scalelong.training.presets import PRESETS, preset, sizes
 
+    if yaml and (name is None or json):
+        raise InvalidValueError(f"--yaml needs the name of a preset and excludes --json, got {name}; leave one out")
     if name is not None:
-        typer.echo(preset(name).to_json())
+        typer.echo(to_yaml(preset(name)).rstrip() if yaml else preset(name).to_json())
         return
     known = sizes()
     rows: list[dict[str, Any]] = [

@@ -1,37 +1,22 @@
 """`scalelong train`, `sample`, `compare` and `report`: make runs, sample from them, compare and show them."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from scalelong.cli import _names as names
 from scalelong.cli import _shared as shared
-
-if TYPE_CHECKING:
-    from scalelong.runs import Config
 
 
 def train(
-    preset: shared.PresetName = "digits",
+    preset: shared.PresetName = None,
+    config: shared.ConfigFile = None,
     scaling: Annotated[
-        str | None,
-        Option(
-            help="none, uniform, cs, cs-reverse, ls, stable or rezero; cs:0.5 sets κ, explicit:1,0.7,0.5 sets κ_1…κ_N. "
-            "Default: the preset's.",
-            autocompletion=names.complete_scaling,
-        ),
+        str | None, Option(help="none, uniform, cs, cs-reverse, ls, stable or rezero. Default: the preset's.")
     ] = None,
     kappa: Annotated[float | None, Option(help="κ of cs, cs-reverse and uniform.")] = None,
-    data: Annotated[
-        str | None,
-        Option(
-            help="A dataset name, a folder, an archive, a .npy file or hf:NAME.", autocompletion=names.complete_data
-        ),
-    ] = None,
+    data: shared.DataName = None,
     image_size: shared.ImageSize = None,
     channels: shared.Channels = None,
     background: shared.Background = None,
@@ -53,66 +38,50 @@ def train(
 
       scalelong train cifar10-tiny --scaling cs --kappa 0.7 --steps 5000
 
+      scalelong train --data photos/ --holdout 0.05
+
+      scalelong train --config my.yaml --set train.lr=5e-4
+
       accelerate launch -m scalelong train cifar10-uvit-s --scaling ls
     """
     from scalelong.errors import InvalidValueError
+    from scalelong.runs.run import Run
     from scalelong.training.presets import choose, default_out
 
-    if kappa is not None and (scaling or "cs").partition(":")[0] not in ("cs", "cs-reverse", "uniform"):
+    if kappa is not None and scaling not in (None, "cs", "cs-reverse", "uniform"):
         raise InvalidValueError(f"--kappa {kappa:g} needs --scaling cs, cs-reverse or uniform, got {scaling!r}")
-    config = choose(
-        preset, scaling=scaling, kappa=kappa, data=data, steps=steps, batch_size=batch_size, seed=seed,
-        image_size=image_size, channels=channels, background=background, holdout=holdout, skip_bad=skip_bad or None,
-        settings=settings or [],
+    begun = shared.start(
+        preset, config, settings, steps=steps, data=data, image_size=image_size, channels=channels,
+        background=background, holdout=holdout, skip_bad=skip_bad,
     )  # fmt: skip
-    folder = out or default_out(config)
+    options: dict[str, Any] = {
+        "scaling": scaling, "kappa": kappa, "steps": steps, "batch_size": batch_size, "seed": seed,
+        "settings": settings or [],
+    }  # fmt: skip
+    chosen = choose(begun.config, **options)
+    folder = out or default_out(chosen)
+    if (run := Run(folder)).exists:
+        chosen = choose(begun.resumed(run.config), **options)
     if dry_run:
-        typer.echo(config.to_json())
+        typer.echo(chosen.to_json())
         typer.echo(f"run folder: {folder}", err=True)
-        return
-
-    if _is_finished(config, folder):
-        if not quiet:
-            typer.echo(f"{folder} is finished: {config.train.steps} of {config.train.steps} steps", err=True)
         return
 
     from scalelong.training.loop import train as run_training
 
-    result = run_training(config, folder, quiet=quiet)
+    result = run_training(chosen, folder, quiet=quiet)
     if not result.finished:
         raise typer.Exit(128 + (result.signal or 0))
     if not quiet:
         typer.echo(f"finished: {folder} (model/ holds the EMA network, metrics.jsonl the curves)", err=True)
 
 
-def _is_finished(config: Config, folder: Path) -> bool:
-    """Whether the run has nothing left to do. Checked first, because what training imports takes seconds."""
-    from scalelong.errors import RunError
-    from scalelong.runs.config import differences
-    from scalelong.runs.run import Run
-
-    run = Run(folder)
-    try:
-        if not run.exists or differences(run.config, config) or run.step != config.train.steps:
-            return False
-    except RunError:
-        return False  # training says what is wrong with the folder
-    if config.data.name in names.DATASETS:
-        return True
-    from scalelong.training.examples import Examples  # the files behind a path may have changed
-
-    stored = run.record.get("data", {}).get("fingerprint")
-    return bool(stored == Examples(config, config.data.split).images.fingerprint)
-
-
 def sample(
     run: shared.RunFolder,
     n: Annotated[int, Option("--n", "-n", help="Number of images.")] = 64,
     out: Annotated[
-        str | None,
-        Option(metavar="PATH", help="A .png file for one grid, or a folder of images. Default: RUN/samples/….png."),
+        Path | None, Option(help="A .png file for one grid, or a folder of images. Default: RUN/samples/….png.")
     ] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace the samples in the folder --out.")] = False,
     sampler: shared.Sampler = None,
     steps: shared.SamplerSteps = None,
     guidance: shared.Guidance = None,
@@ -125,11 +94,8 @@ def sample(
     batch_size: shared.BatchSize = 64,
     precision: shared.Precision = "fp32",
     device: shared.Device = None,
-    json: shared.Json = False,
 ) -> None:
     """Sample images from a trained run.
-
-    A folder that already has samples of other settings is refused, so that sets do not mix.
 
     Examples:
 
@@ -139,76 +105,53 @@ def sample(
 
       scalelong sample runs/digits-class --class 3 --n 16 --out threes/
     """
-    from scalelong.cli._samples import Target
-    from scalelong.runs.run import Run
-
-    shared.check_sampling(sampler, precision)
-    shared.check_counts(n=n, batch_size=batch_size, steps=steps)
-    target = None if out is None else Target.parse(out)
-    config = Run(run).config
-    if config.data.text is None and config.data.vae is None:
-        shared.import_networks()
-
-    import time
-
     import numpy as np
 
     from scalelong.data.images import save_grid
-    from scalelong.diffusion.samplers import get_sampler
-    from scalelong.progress import Tracker
+    from scalelong.files import atomic_file, check_target
+    from scalelong.progress import track
+    from scalelong.runs import load_run
     from scalelong.runs.generate import best_device, captions_of, grid_columns
-    from scalelong.runs.run import load_run
 
+    shared.check_counts(n=n, batch_size=batch_size)
+    if out is not None:
+        check_target(out, folder=out.suffix.lower() != ".png")
+    trained = load_run(run)
     request = shared.sampling_request(
-        config, sampler=sampler, steps=steps, guidance=guidance, precision=precision, n=n, seed=seed,
+        trained.config, sampler=sampler, steps=steps, guidance=guidance, precision=precision, n=n, seed=seed,
         first=first, batch_size=batch_size, classes=classes or None, prompts=prompts or None,
     )  # fmt: skip
-    evaluations = get_sampler(request.sampler).evaluations(request.steps)
-    trained = load_run(run)
-    settings = {
-        "run": trained.name, "step": trained.step, "sampler": request.sampler, "steps": evaluations,
-        "guidance": request.guidance, "seed": seed, "precision": precision, "classes": classes or None,
-        "prompts": prompts or None,
-    }  # fmt: skip
-    if target is None:
-        name = f"sample-step{trained.step}-{request.sampler}-{evaluations}-seed{seed}.png"
-        target = Target(trained.samples_path / name, folder=False)
-    old = target.check_empty(first, n, settings, overwrite) if target.folder else []
-    net = trained.net.to(best_device(device))
-    batches = trained.generate(request, net)
-    started = time.monotonic()
-    with Tracker("sampling", -(-n // batch_size) * evaluations) as tracker:
-        hook = net.register_forward_hook(lambda *_: tracker.advance())
-        images = np.concatenate(list(batches))
-        hook.remove()
-    seconds = time.monotonic() - started
-    if target.folder:
-        for path in old:
-            path.unlink()
-        target.write(images, first, settings)
-    else:
+    batches = trained.generate(request, trained.net.to(best_device(device)))
+    images = np.concatenate(list(track(batches, "sampling", total=-(-n // batch_size))))
+    target = out or trained.samples_path / f"sample-step{trained.step}-seed{seed}.png"
+    if target.suffix.lower() == ".png":
         captions = captions_of(trained.config, trained.facts, request)
-        save_grid(images, target.path, grid_columns(trained.facts, request), captions)
-    if json:
-        shared.echo_json({"path": str(target.path), "n": n, "first": first, **settings, "seconds": round(seconds, 3)})
+        save_grid(images, target, grid_columns(trained.facts, request), captions)
     else:
-        speed = f"{seconds:.1f} s, {n / seconds:.3g} images/s"
-        typer.echo(f"{target.path}: {n} images, {request.sampler}, {evaluations} steps, {speed}")
+        from PIL import Image
+
+        for k, image in enumerate(images, start=first):
+            picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+            with atomic_file(target / f"{k:06d}.png") as temporary:
+                picture.save(temporary, format="PNG")
+    typer.echo(str(target))
 
 
 def compare(
-    preset: shared.PresetName = "digits",
+    preset: shared.PresetName = None,
+    config: shared.ConfigFile = None,
     scalings: Annotated[
-        str,
-        Option(
-            help="The baseline first: none, uniform, cs, cs-reverse, ls, stable, rezero; cs:0.5 sets κ, "
-            "explicit:1,0.7,0.5 sets κ_1…κ_N.",
-            autocompletion=names.complete_scaling,
-        ),
+        str, Option(help="The baseline first: none, uniform, cs, cs-reverse, ls, stable, rezero; cs:0.5 sets κ.")
     ] = "none,uniform,cs,ls",
     seeds: Annotated[str, Option(help="Number of seeds, or a list of seeds such as 4,7.")] = "3",
     steps: Annotated[int | None, Option(help="Steps of every run.")] = None,
     kappa: Annotated[float | None, Option(help="κ of cs and cs-reverse.")] = None,
+    data: shared.DataName = None,
+    image_size: shared.ImageSize = None,
+    channels: shared.Channels = None,
+    background: shared.Background = None,
+    holdout: shared.Holdout = None,
+    skip_bad: shared.SkipBad = False,
     settings: shared.Settings = None,
     distance: Annotated[
         str, Option(help="Features of the Fréchet distance: pixels (8×8 means, not FID), inception (FID), none.")
@@ -217,7 +160,6 @@ def compare(
     out: Annotated[Path | None, Option(help="Output folder. Default: runs/compare-PRESET.")] = None,
     jobs: shared.Jobs = None,
     report: Annotated[bool, Option("--report/--no-report", help="Write OUT/report.html at the end.")] = True,
-    open_page: shared.Open = False,
     json: shared.Json = False,
     quiet: shared.Quiet = False,
 ) -> None:
@@ -232,14 +174,24 @@ def compare(
       scalelong compare cifar10-tiny --scalings none,cs:0.5,cs:0.7,ls --seeds 3 --steps 5000
 
       scalelong compare digits --seeds 1 --set model.depth=24 --out runs/deep
+
+      scalelong compare --data photos/ --scalings none,cs --seeds 1
     """
     from scalelong.experiments.compare import print_comparison, run_comparison
     from scalelong.experiments.plan import DistanceSpec, parse_seeds, scaling_variants
     from scalelong.report import write_report
+    from scalelong.runs.run import Run
+    from scalelong.training.presets import start_name
 
-    variants = scaling_variants(preset, scalings, kappa=kappa, steps=steps, settings=settings or [])
+    begun = shared.start(
+        preset, config, settings, steps=steps, data=data, image_size=image_size, channels=channels,
+        background=background, holdout=holdout, skip_bad=skip_bad,
+    )  # fmt: skip
+    folder = out or Path("runs") / f"compare-{start_name(begun.config)}"
+    earlier = next((run for path in sorted(folder.glob("*-seed*")) if (run := Run(path)).exists), None)
+    start = begun.config if earlier is None else begun.resumed(earlier.config)
+    variants = scaling_variants(start, scalings, kappa=kappa, steps=steps, settings=settings or [])
     spec = None if distance == "none" else DistanceSpec(distance, samples)
-    folder = out or Path("runs") / f"compare-{preset}"
     result = run_comparison(variants, parse_seeds(seeds), folder, distance=spec, jobs=jobs, quiet=quiet)
     if result.signal is not None:
         typer.echo(f"stopped; run the same command again to resume (finished runs are in {folder})", err=True)
@@ -249,10 +201,7 @@ def compare(
     else:
         print_comparison(result.comparison, shared.console())
     if report and result.comparison.runs:
-        page = write_report([folder], folder / "report.html")
-        typer.echo(f"page: {page}", err=json)
-        if open_page:
-            shared.open_page(page)
+        typer.echo(f"page: {write_report([folder], folder / 'report.html')}", err=json)
     if not result.comparison.complete:
         for ending in result.failures:
             title = f"error: {ending.job.name} {ending.reason()}; the last lines of its log:"
@@ -261,14 +210,10 @@ def compare(
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.", autocompletion=names.complete_run),
-    ],
+    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")],
     out: Annotated[
         Path | None, Option(help="Default: report.html in RUN, or in the current folder for several runs.")
     ] = None,
-    open_page: shared.Open = False,
 ) -> None:
     """Write one self-contained HTML page: curves, oscillation, κ, samples, evaluation cards, configs.
 
@@ -282,5 +227,3 @@ def report(
 
     page = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     typer.echo(f"page: {write_report(runs, page)}")
-    if open_page:
-        shared.open_page(page)

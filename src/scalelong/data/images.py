@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,24 +71,32 @@ def read_image(source: Path | bytes | Pixels | None, name: str, options: Options
         raise BadExampleError(name, f"is a broken image ({one_line(error) or type(error).__name__})") from None
 
 
+@dataclass(frozen=True)
+class Header:
+    """What an image file says about itself before a pixel is decoded."""
+
+    width: int
+    height: int
+    grey: bool
+    transparent: bool  # has an alpha channel or a transparent colour
+
+
+def read_header(source: Path | bytes) -> Header | None:
+    """Return the header of an image file, or None if it is not one."""
+    from PIL import Image
+
+    with suppress(Exception):
+        file = io.BytesIO(source) if isinstance(source, bytes) else source if source.is_file() else ""
+        with Image.open(file, formats=FORMATS) as image:
+            transparent = "A" in image.getbands() or "transparency" in image.info
+            return Header(image.width, image.height, image.mode in GREY, transparent)
+    return None
+
+
 def common_size(paths: Iterable[Path]) -> tuple[int, int] | None:
     """Return the most common width and height according to the headers of those files that are images."""
-    from PIL import Image
-
-    sizes: Counter[tuple[int, int]] = Counter()
-    for path in paths:
-        with suppress(Exception), Image.open(path if path.is_file() else "", formats=FORMATS) as image:
-            sizes[image.size] += 1
+    sizes = Counter((header.width, header.height) for path in paths if (header := read_header(path)) is not None)
     return sizes.most_common(1)[0][0] if sizes else None
-
-
-def is_grey(path: Path) -> bool:
-    """Whether the header of an image file says that it has no colour."""
-    from PIL import Image
-
-    with suppress(Exception), Image.open(path if path.is_file() else "", formats=FORMATS) as image:
-        return image.mode in GREY
-    return False
 
 
 def fit(image: Image.Image, size: int | None) -> Image.Image:

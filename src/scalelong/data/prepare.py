@@ -1,5 +1,6 @@
 """Load a dataset by name or path: find its source, decode it, write it into the cache once, open it."""
 
+import glob
 import hashlib
 import json
 import os
@@ -30,6 +31,8 @@ from scalelong.files import cache_dir
 from scalelong.progress import track
 
 VERSION = 1  # of the preparation; increase it when a source or its pinned version changes the arrays
+READER = 2  # of folders and archives, likewise
+CHOSEN = "chosen"  # a file beside the manifest of data that `scalelong data prepare` wrote
 ARRAYS = (".npy", ".npz")
 Manifest = dict[str, Any]
 Decoded = tuple[Pixels, int, tuple[str, ...]]  # image, label (-1 without classes), captions
@@ -55,11 +58,16 @@ class Origin:
             facts["hub"] = self.hub
         if self.path is not None:
             size_and_time = [self.path.stat().st_size, self.path.stat().st_mtime_ns]
-            facts["path"] = str(self.path.resolve())
+            facts["path"], facts["reader"] = str(self.path.resolve()), READER
             facts["files"] = listing_sha256(self.path) if self.path.is_dir() else size_and_time
-        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.name).name).strip(".-")[:60] or "data"
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-        return cache_dir() / "data" / f"{slug}-{key}" / split
+        return cache_dir() / "data" / f"{self.slug}-{key}" / split
+
+    @property
+    def slug(self) -> str:
+        """The beginning of the name of the folder in the cache."""
+        name = Path(self.name).name if self.path is None else self.path.resolve().name
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60] or "data"
 
     def open(self, split: str, options: Options, skip_bad: bool, stack: ExitStack) -> Reading:
         """Open a split of data that has no name in the catalog. Temporary files last until `stack` closes."""
@@ -284,3 +292,31 @@ def prepared() -> list[Manifest]:
         with suppress(DataError):
             manifests.append({**image_manifest(path.parent), "folder": str(path.parent)})
     return manifests
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data in the cache and the options of `load` that open it."""
+
+    options: dict[str, Any]
+    manifest: Manifest
+
+
+def as_prepared(name: str, given: dict[str, Any], split: str = "train") -> Prepared | None:
+    """Return how `scalelong data prepare` last prepared this data, if it did since the data changed.
+
+    `given` are options of `load` that must agree.
+    """
+    origin = resolve(name)
+    if origin.spec is not None:
+        return None
+    marks = (cache_dir() / "data").glob(f"{glob.escape(origin.slug)}-*/{canonical_split(split)}/{CHOSEN}")
+    for mark in sorted(marks, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        with suppress(DataError, TypeError):
+            manifest = image_manifest(mark.parent)
+            chosen = Options(**manifest["options"])
+            options = {**asdict(chosen), "skip_bad": given.get("skip_bad", bool(manifest["skipped"]))}
+            agrees = all(options[key] == value for key, value in given.items())
+            if agrees and origin.folder(manifest["split"], chosen) == mark.parent:
+                return Prepared(options, manifest)
+    return None

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalelong.data.images import SUFFIXES, is_grey, read_image
+from scalelong.data.images import SUFFIXES, read_header, read_image
 from scalelong.data.records import Options
 from scalelong.errors import DataError, EvaluationError, invalid
 
@@ -52,7 +52,8 @@ class FolderImages(ArrayImages):
         if not self.files:
             raise DataError(f"{folder} contains no images; expected files ending in {', '.join(sorted(SUFFIXES))}")
         self.length = len(self.files)
-        self.channels = 1 if all(map(is_grey, self.files)) else 3
+        headers = map(read_header, self.files)
+        self.channels = 1 if all(header is not None and header.grey for header in headers) else 3
         self._shape: tuple[int, ...] | None = None  # of the first image
 
     def _read(self, first: int, last: int) -> np.ndarray:

@@ -23,24 +23,24 @@ from scalelong.scaling import NoScaling, Scaling, parse_scaling
 class DataConfig:
     """The training images. `classes` and `text` select what the network is conditioned on."""
 
-    name: str = "digits"  # a dataset's name or a path
-    split: str = "train"
-    validation: str = "validation"
-    image_size: int | None = None
-    channels: int | None = None
-    background: str | None = None
-    holdout: float = 0.0
-    skip_bad: bool = False
-    hub_config: str | None = None
-    image_column: str | None = None
-    label_column: str | None = None
-    caption_column: str | None = None
-    flip: bool = False
-    classes: bool = False
-    text: str | None = None  # a text encoder: "minilm", a path, or a name on the hub
-    text_tokens: int | None = None
+    name: str = "digits"  # a dataset's name, a path or hf:NAME
+    split: str = "train"  # the split to train on
+    validation: str = "validation"  # the split to validate on, if there is one
+    image_size: int | None = None  # crop to the centre square and resize to this many pixels; none: as prepared
+    channels: int | None = None  # 1 for grey, 3 for colour; none: the dataset's own, or 3
+    background: str | None = None  # colour behind transparent pixels, such as white
+    holdout: float = 0.0  # share of train held out for validation, where the data has no such split
+    skip_bad: bool = False  # skip unusable files instead of stopping
+    hub_config: str | None = None  # configuration of a Hugging Face dataset
+    image_column: str | None = None  # image column of a Hugging Face dataset
+    label_column: str | None = None  # label column of a Hugging Face dataset or of metadata.csv
+    caption_column: str | None = None  # caption column of a Hugging Face dataset or of metadata.csv
+    flip: bool = False  # mirror random images left to right
+    classes: bool = False  # condition the network on classes
+    text: str | None = None  # condition it on captions by this encoder: minilm, a path, or a name on the hub
+    text_tokens: int | None = None  # tokens per caption
     vae: str | None = None  # an autoencoder; the network then trains on its latents
-    latent_scale: float | None = None
+    latent_scale: float | None = None  # factor on latents; none: the dataset's or the autoencoder's
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `scalelong.data.load` beside name and split: what was prepared is trained on."""
@@ -53,17 +53,17 @@ class DataConfig:
 class ModelConfig:
     """The network. `kind` is a key of `scalelong.models.registry.MODELS`."""
 
-    kind: str = "uvit"
-    patch_size: int = 2
-    embed_dim: int = 512
-    depth: int = 12
-    num_heads: int = 8
-    mlp_ratio: float = 4.0
-    qkv_bias: bool = False
-    mlp_time_embed: bool = False
-    conv: bool = True
-    init_std: float = 0.02
-    unet: str | None = None  # one of the paper's U-Nets (a name in scalelong.models.unet); None: one of any size
+    kind: str = "uvit"  # a network of scalelong.models.registry.MODELS
+    patch_size: int = 2  # of a U-ViT, in pixels
+    embed_dim: int = 512  # of a U-ViT: width
+    depth: int = 12  # of a U-ViT: number of blocks without the middle one
+    num_heads: int = 8  # of a U-ViT: attention heads
+    mlp_ratio: float = 4.0  # of a U-ViT: hidden width of an MLP over embed_dim
+    qkv_bias: bool = False  # of a U-ViT: biases in attention
+    mlp_time_embed: bool = False  # of a U-ViT: an MLP on the time embedding
+    conv: bool = True  # of a U-ViT: a final 3×3 convolution
+    init_std: float = 0.02  # of a U-ViT: standard deviation of initial weights
+    unet: str | None = None  # one of the paper's U-Nets; none: one of any size
     channels: tuple[int, ...] | None = None  # of a U-Net, one per level
     layers: int | None = None  # of a U-Net, blocks per level
     attention: tuple[int, ...] | None = None  # of a U-Net: feature map sizes with attention, "()" for none
@@ -74,91 +74,91 @@ class ModelConfig:
 class DiffusionConfig:
     """The noise process, and how often conditions are dropped for classifier-free guidance."""
 
-    process: str = "vp"
-    drop: float = 0.0
+    process: str = "vp"  # the noise process
+    drop: float = 0.0  # share of training images without their condition, for classifier-free guidance
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Optimization. `batch_size` is the total batch of a step, over all processes and accumulation parts."""
 
-    steps: int = 1000
-    batch_size: int = 64
-    lr: float = 2e-4
-    betas: tuple[float, float] = (0.99, 0.999)
-    weight_decay: float = 0.03
-    warmup: int = 100
-    schedule: str = "constant"  # after the warm-up: constant, cosine, linear or warmup-stable-decay
+    steps: int = 1000  # total number of steps
+    batch_size: int = 64  # images per step, over all processes and accumulation parts
+    lr: float = 2e-4  # peak learning rate of AdamW
+    betas: tuple[float, float] = (0.99, 0.999)  # of AdamW
+    weight_decay: float = 0.03  # of AdamW
+    warmup: int = 100  # steps of linear learning-rate warm-up
+    schedule: str = "constant"  # learning rate after the warm-up
     min_lr_ratio: float = 0.0  # where the schedule ends, as a share of lr
     decay_share: float = 0.2  # of the steps, at the end: the decay of warmup-stable-decay
-    clip: float | None = 1.0
-    accumulate: int = 1
-    precision: str = "fp32"
-    compile: bool = False
-    gradient_checkpointing: bool = False
-    nonfinite: str = "stop"
-    log_every: int = 10
+    clip: float | None = 1.0  # largest gradient norm; none: no clipping
+    accumulate: int = 1  # parts into which a batch is split to save memory
+    precision: str = "fp32"  # of the forward and backward pass (autocast)
+    compile: bool = False  # use torch.compile
+    gradient_checkpointing: bool = False  # recompute activations to save memory
+    nonfinite: str = "stop"  # on a non-finite loss or gradient: stop, or skip the step
+    log_every: int = 10  # steps between two lines of metrics.jsonl
 
 
 @dataclass(frozen=True)
 class EmaConfig:
     """`warmup` shortens the average at first, so that a short run does not average untrained weights."""
 
-    decay: float = 0.9999
-    warmup: bool = False
+    decay: float = 0.9999  # of the moving average of the weights
+    warmup: bool = False  # average over fewer steps at first
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    every: int = 500
-    keep: int = 2
+    every: int = 500  # steps between two checkpoints
+    keep: int = 2  # number of checkpoints to keep
 
 
 @dataclass(frozen=True)
 class ValidateConfig:
     """Validation loss on held-out images with fixed noise and times. `every=0` validates only at the end."""
 
-    every: int = 0
-    n: int = 512
+    every: int = 0  # steps between two validations; 0: only at the end
+    n: int = 512  # number of held-out images
 
 
 @dataclass(frozen=True)
 class SampleConfig:
     """Sample grids. `every=0` samples only at the end, `n=0` never."""
 
-    every: int = 0
-    n: int = 64
-    sampler: str = "dpm-solver-fast"
-    steps: int | None = None
-    guidance: float = 1.0
+    every: int = 0  # steps between two sample grids; 0: only at the end
+    n: int = 64  # number of images in a grid; 0: no grids
+    sampler: str = "dpm-solver-fast"  # name of a sampler
+    steps: int | None = None  # network evaluations per image; none: the sampler's own
+    guidance: float = 1.0  # classifier-free guidance; 1: off
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
     """Fréchet distance of EMA samples during training, as in the paper's FID-10k curves. `every=0` disables it."""
 
-    every: int = 0
-    n: int = 10000
-    extractor: str = "inception"
+    every: int = 0  # steps between two evaluations; 0: none
+    n: int = 10000  # number of samples
+    extractor: str = "inception"  # features of the Fréchet distance
 
 
 @dataclass(frozen=True)
 class MonitorConfig:
     """The stability monitor: a snapshot every `every` steps (0 disables it), `samples` images in its probe batch."""
 
-    every: int = 10
-    samples: int | None = None  # None: an eighth of the batch, between 4 and 8
+    every: int = 10  # steps between two snapshots; 0: no monitor
+    samples: int | None = None  # images in the probe batch; none: an eighth of the batch, between 4 and 8
 
 
 @dataclass(frozen=True)
 class Config:
     """All settings of a run. `scaling` also accepts a name or a dict; it is stored as a spec."""
 
-    preset: str = "digits"
-    seed: int = 0
-    scaling: Scaling = field(default_factory=NoScaling)
-    kappa: float = 0.7  # the default of `--scaling cs` without `--kappa`
-    tracker: str | None = None
+    preset: str = "digits"  # the preset that this config started from
+    seed: int = 0  # of weights, data order and noise
+    scaling: Scaling = field(default_factory=NoScaling)  # of the long skips: a name or an object with a kind
+    kappa: float = 0.7  # κ of `--scaling cs` without `--kappa`
+    tracker: str | None = None  # also log to TensorBoard or W&B
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
@@ -235,7 +235,7 @@ def override(config: Config, settings: dict[str, Any]) -> Config:
             section, _, name = key.rpartition(".")
             (values[section] if section else values)[name] = value
         else:
-            raise unknown("setting", key, known)
+            raise _unknown_setting(key)
     changed = Config.from_dict(values)
     used = get_model(changed.model.kind).settings
     for key in settings:
@@ -265,13 +265,19 @@ def known_keys() -> list[str]:
     return [key for key in keys if key != "preset" and not key.startswith("scaling.")]
 
 
+def _unknown_setting(key: str) -> InvalidValueError:
+    from scalelong.runs.settings import unknown_setting
+
+    return unknown_setting(key)
+
+
 def _build(cls: type, values: Any, prefix: str) -> Any:
     if not isinstance(values, dict):
         raise invalid(prefix.removesuffix(".") or "a config", "an object", values)
     hints, arguments = typing.get_type_hints(cls), {}
     for key, value in values.items():
         if key not in hints:
-            raise unknown("setting", f"{prefix}{key}", known_keys())
+            raise _unknown_setting(f"{prefix}{key}")
         if hints[key] is Scaling:
             arguments[key] = value  # Config parses it
         elif dataclasses.is_dataclass(hints[key]):
@@ -289,7 +295,7 @@ def convert(value: Any, kind: Any, key: str) -> Any:
     try:
         return _converted(value, kind)
     except (TypeError, ValueError, KeyError, OverflowError):
-        raise invalid(key, _description(kind), value) from None
+        raise invalid(key, description(kind), value) from None
 
 
 def _converted(value: Any, kind: Any) -> Any:
@@ -322,10 +328,11 @@ def _json_or_text(value: Any) -> Any:
     return value
 
 
-def _description(kind: Any) -> str:
+def description(kind: Any) -> str:
+    """Return a type in words."""
     names = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a JSON object"}
     if typing.get_origin(kind) in (Union, types.UnionType):
-        return " or ".join("none" if k is type(None) else _description(k) for k in typing.get_args(kind))
+        return " or ".join("none" if k is type(None) else description(k) for k in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         return "numbers separated by commas"
     return names.get(typing.get_origin(kind) or kind, str(kind))
@@ -348,6 +355,17 @@ _CHOICES = {
     "diffusion.process": ("vp", "ddpm", "sd"),
     "tracker": ("tensorboard", "wandb"),
 }
+
+
+def allowed(key: str) -> str:
+    """Return the values that a setting may have, "" if its type says it all."""
+    if key in _MINIMUM:
+        return f">= {_MINIMUM[key]}"
+    if key in _CHOICES:
+        return ", ".join(_CHOICES[key])
+    texts = {"train.weight_decay": ">= 0", "data.channels": "1, 3"}
+    texts |= dict.fromkeys(_SHARES, "in [0, 1]")
+    return "> 0" if key in _POSITIVE else "in [0, 1)" if key in _FRACTIONS else texts.get(key, "")
 
 
 def _check(config: Config) -> None:

@@ -119,6 +119,8 @@ def _resume(trainer: Trainer, run: Run) -> list[str]:
         changed = differences(run.config, config)
         if run.record.get("data", {}).get("fingerprint") != facts["data"]["fingerprint"]:
             changed.append("the data itself (another fingerprint)")
+        else:  # the same data, wherever it is now
+            changed = [change for change in changed if not change.startswith("data.name:")]
         if changed:
             settings = "; ".join(changed)
             raise RunError(f"{run.folder} was started with other settings: {settings}. Use the same, or another --out")

@@ -25,7 +25,7 @@ def preset(name: str) -> Config:
 
 
 def choose(
-    name: str,
+    start: str | Config,
     *,
     scaling: str | None = None,
     kappa: float | None = None,
@@ -33,36 +33,24 @@ def choose(
     steps: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
-    image_size: int | None = None,
-    channels: int | None = None,
-    background: str | None = None,
-    holdout: float | None = None,
-    skip_bad: bool | None = None,
     settings: list[str] | None = None,
 ) -> Config:
-    """Return a preset with a command's options. `settings` (`--set`) take precedence over the other options."""
-    options = {
-        "data.name": data,
-        "data.image_size": image_size,
-        "data.channels": channels,
-        "data.background": background,
-        "data.holdout": holdout,
-        "data.skip_bad": skip_bad,
-        "train.steps": steps,
-        "train.batch_size": batch_size,
-        "seed": seed,
-        "kappa": kappa,
-    }
+    """Return a preset, or another config to start from, with a command's options.
+
+    `settings` (`--set`) take precedence over the other options.
+    """
+    options = {"data.name": data, "train.steps": steps, "train.batch_size": batch_size, "seed": seed, "kappa": kappa}
     pairs = parse_settings(settings or [])
     own = {key: value for key, value in pairs.items() if key.startswith("scaling.")}  # fields of the scaling
-    config = override(preset(name), {key: value for key, value in options.items() if value is not None})
+    config = preset(start) if isinstance(start, str) else start
+    config = override(config, {key: value for key, value in options.items() if value is not None})
     config = override(config, {key: value for key, value in pairs.items() if key not in own})
     word = "cs" if scaling is None and kappa is not None else scaling
-    if kappa is None and word is not None and word.strip().lower() in ("cs", "cs-reverse"):
-        kappa = config.kappa
+    if word in ("cs", "cs-reverse"):
+        kappa = config.kappa if kappa is None else kappa
+    elif word != "uniform":
+        kappa = None
     spec = config.scaling if word is None else parse_scaling(word, kappa=kappa)
-    if word is not None and ":" in word and spec.kappa_option:  # cs:0.5 is the same config as cs with kappa=0.5
-        config = replace(config, kappa=getattr(spec, spec.kappa_option))
     hints, names = typing.get_type_hints(type(spec)), [f.name for f in fields(spec)]
     for key, text in own.items():
         field = key.removeprefix("scaling.")
@@ -73,11 +61,19 @@ def choose(
 
 
 def default_out(config: Config) -> Path:
-    """Return runs/PRESET-SCALING-seedN."""
-    name = f"{config.preset}-{config.scaling.label}-seed{config.seed}"
+    """Return runs/PRESET-SCALING-seedN, with the name of the data where the data picked the network."""
+    name = f"{start_name(config)}-{config.scaling.label}-seed{config.seed}"
     return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", name)
 
 
+def start_name(config: Config) -> str:
+    """Return the name of the preset, or that of the data which picked the network."""
+    if config.preset != AUTO:
+        return config.preset
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.data.name).name).strip(".-") or "data"
+
+
+AUTO = "auto"  # instead of a preset's name: picked for the data
 SIZES = Path(__file__).with_name("preset_sizes.json")
 FILE = Path(__file__).with_name("presets.toml")
 TEXT_WIDTHS = {"minilm": 384, "openai/clip-vit-large-patch14": 768}
@@ -88,7 +84,7 @@ def sizes() -> dict[str, dict[str, Any]]:
     return dict(json.loads(SIZES.read_text(encoding="utf-8")))
 
 
-def size_of(config: Config) -> dict[str, Any]:
+def size_of(config: Config, shapes: Shapes | None = None) -> dict[str, Any]:
     """Count parameters, long skips and FLOP per training step (one forward pass, a backward pass costs two)."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -96,7 +92,7 @@ def size_of(config: Config) -> dict[str, Any]:
     from scalelong.runs.run import build_network
     from scalelong.skips import find_sites
 
-    shapes = expected_shapes(config)
+    shapes = shapes or expected_shapes(config)
     with torch.device("meta"):
         net = build_network(config, shapes)
         x = torch.zeros(1, shapes.channels, shapes.size, shapes.size)

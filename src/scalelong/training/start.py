@@ -1,0 +1,101 @@
+"""The config that a command starts from: a preset, a file of settings, or what the data itself asks for."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scalelong.errors import InvalidValueError
+from scalelong.runs.config import Config, flatten, known_keys, override, parse_settings
+from scalelong.runs.settings import dotted, read_config, unknown_setting
+from scalelong.scaling import parse_scaling
+from scalelong.training.presets import AUTO, preset
+
+DEFAULT = "digits"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A config before the command's own scaling, steps and seed, and what was decided on the way."""
+
+    config: Config
+    picked: tuple[str, ...] = ()  # settings that follow from the data and not from the user
+    notes: tuple[str, ...] = ()
+
+    def resumed(self, stored: Config) -> Config:
+        """Return the config with what was picked when the run of `stored` began, so that the same command resumes."""
+        if not _same_path(stored.data.name, self.config.data.name):
+            return self.config
+        before = flatten(stored.to_dict())
+        return _changed(self.config, {key: before.get(key) for key in ("data.name", *self.picked)})
+
+
+def start_from(
+    name: str | None = None,
+    file: Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
+) -> Start:
+    """Return preset `name` (default: `digits`), changed by a file and by `options` with dotted keys.
+
+    Data of the user's own decides what nobody set: image size, channels, background, and without a preset also the
+    network. `settings` (`--set`) count as set; `choose` applies them.
+    """
+    values = dotted(read_config(file)) if file is not None else {}
+    own = values.pop("preset", None)
+    if name is not None and own not in (None, name):
+        raise InvalidValueError(f"{file} starts from preset {own!r}, got preset {name!r}; leave one of them out")
+    name = name or (None if own == AUTO else own)
+    values |= {key: value for key, value in (options or {}).items() if value is not None}
+    for key in values:
+        if key not in (*known_keys(), "scaling") and not key.startswith("model.options."):
+            raise unknown_setting(key)
+    typed = {**values, **parse_settings(list(settings))}
+    given = {key for key, value in typed.items() if value is not None}
+    about = override(Config(), {key: value for key, value in typed.items() if key.startswith("data.")}).data
+    base = preset(name or DEFAULT)
+    if "data.name" not in given or (name is None and about.name == base.data.name):
+        return Start(_changed(base, values))
+
+    from scalelong.data import CATALOG
+    from scalelong.training import own_data
+
+    if about.name not in CATALOG:
+        values["data.name"] = _absolute(about.name)
+        about = replace(about, name=values["data.name"])
+    elif name is not None:
+        return Start(_changed(base, values))
+    seen = own_data.look(about, given)
+    if name is None:
+        base = replace(base, preset=AUTO)
+    fit = own_data.pick(seen, about, base, given) if name is None else own_data.adapt(seen, about, base)
+    picked = {key: value for key, value in fit.settings.items() if key not in given}
+    chosen = {key: value for key, value in values.items() if value is not None or key not in picked}
+    return Start(_changed(base, {**picked, **chosen}), tuple(picked), fit.notes)
+
+
+def _changed(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Replace dotted keys, also those that the network does not read: a file lists all of them."""
+    values = config.to_dict()
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        if name.startswith("options."):
+            values["model"]["options"] = {**values["model"]["options"], name.removeprefix("options."): value}
+        elif name:
+            values[section][name] = value
+        else:
+            values[key] = value
+    if isinstance(word := values["scaling"], str) and word.strip().lower() in ("cs", "cs-reverse"):
+        values["scaling"] = parse_scaling(word, kappa=values["kappa"])
+    return Config.from_dict(values)
+
+
+def _absolute(name: str) -> str:
+    """Return an existing path as an absolute one, so that the run's commands find it from any folder."""
+    path = Path(name).expanduser()
+    return name if name.startswith("hf:") or not path.exists() else os.path.abspath(path)
+
+
+def _same_path(one: str, other: str) -> bool:
+    return os.path.abspath(Path(one).expanduser()) == os.path.abspath(Path(other).expanduser())
