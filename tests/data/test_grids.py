@@ -45,4 +45,4 @@ def test_captions_are_stored_in_the_file(tmp_path):
     save_grid(pictures(3, 8), tmp_path / "grid.png", captions=["a red circle", "ein grünes Dreieck", "3"])
     with Image.open(tmp_path / "grid.png") as grid:
         stored = json.loads(grid.text[GRID_KEY])
-    assert stored == {"image": [8, 8], "captions": ["a red circle", "ein grünes Dreieck", "3"]}
+    assert stored == {"image": [8, 8], "columns": 2, "captions": ["a red circle", "ein grünes Dreieck", "3"]}

@@ -29,6 +29,7 @@ def make_run(
     channels: int = 1,
     card: bool = True,
     settings: list[str] | None = None,
+    captions: list[str] | None = None,
 ) -> Path:
     """A run whose validation loss is `level` times a common curve and whose jumps are `calm` times common ones."""
     config = replace(choose("digits", scaling=scaling, steps=steps, settings=settings or []), seed=seed)
@@ -46,8 +47,11 @@ def make_run(
     write_snapshots(folder, random, steps, skips, calm, scaling)
     for k in range(samples):
         pictures = random.integers(0, 256, (16, side, side, channels), dtype=np.uint8)
-        save_grid(pictures, folder / "samples" / f"step-{steps * (k + 1) // samples:08d}.png")
-    (folder / "resources.json").write_text(json.dumps({"cpu_seconds": 50.0 + seed, "peak_memory": 4e8}))
+        save_grid(pictures, folder / "samples" / f"step-{steps * (k + 1) // samples:08d}.png", captions=captions)
+        real = np.random.default_rng(9).integers(0, 256, (16, side, side, channels), dtype=np.uint8)
+        save_grid(real, folder / "samples" / "real.png", captions=captions)
+    resources = {"format": 2, "cpu_seconds": 50.0 + seed, "wall_seconds": 60.0, "peak_memory": 4e8}
+    (folder / "resources.json").write_text(json.dumps(resources | {"other_cpu_seconds": 30.0}))
     robustness = {
         "format": 1, "edges": [0.0, 0.5, 1.0], "metric": "Fréchet distance of 8×8 pixels (not FID)",
         "sensitivity": [

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
-import shutil
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from made_runs import make_run
+from PIL import Image
 
 from scalelong.report import write_report
 
 pytestmark = pytest.mark.slow
 
 HOSTILE = '<img src=x onerror="document.body.dataset.hacked=1">'
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --hide-scrollbars"
-)
+SCREENSHOT = Path(__file__).parents[2] / "docs" / "screenshot.py"
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    from selenium import webdriver
+def screen():
+    """docs/screenshot.py, which opens Chromium and takes the pictures of the documentation."""
+    spec = importlib.util.spec_from_file_location("screenshot", SCREENSHOT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    service = shutil.which("chromedriver")
-    if chromium is None or service is None:
-        pytest.fail("Debian's chromium and chromium-driver are not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(service))
-    driver.set_page_load_timeout(120)
+
+@pytest.fixture(scope="module")
+def driver(screen, tmp_path_factory):
+    driver = screen.open_chromium(tmp_path_factory.mktemp("profile"))
     yield driver
     driver.quit()
 
@@ -175,10 +174,85 @@ def test_log_axis_and_smoothing_redraw(page):
 
 def test_the_slider_selects_the_samples_of_a_step(page):
     shown = "return [...document.querySelectorAll('.samples img')].filter(i => !i.hidden).map(i => +i.dataset.step)"
-    assert set(page.execute_script(shown)) == {400}
+    assert set(page.execute_script(shown)) == {0, 400}  # 0: real images
     page.execute_script("const s = document.querySelector('#frame'); s.value = 0; s.dispatchEvent(new Event('input'))")
     assert max(page.execute_script(shown)) < 400
     assert page.execute_script("return [...document.images].every(i => i.naturalWidth > 0)")
+
+
+def test_samples_are_enlarged_by_whole_pixels(page):
+    sizes = page.execute_script(
+        "return [...document.querySelectorAll('#samples .grids img')].filter(i => i.offsetParent && !i.hidden)"
+        ".map(i => [i.getBoundingClientRect().width / i.getAttribute('width'), getComputedStyle(i).imageRendering])"
+    )
+    assert sizes
+    for scale, rendering in sizes:
+        assert scale == round(scale) >= 5  # images of 8 pixels have at least 40 on the screen
+        assert rendering == "pixelated"
+
+
+def test_a_grid_is_enlarged_by_mouse_or_keyboard(page):
+    from selenium.webdriver.common.keys import Keys
+
+    first = page.find_element("css selector", "#samples .sheet")
+    small = first.size["width"]
+    page.execute_script("arguments[0].focus()", first)
+    first.send_keys(Keys.ENTER)
+    title = "return document.querySelector('#zoom[open] figcaption').textContent"
+    assert "Real images" in page.execute_script(title)
+    large = page.find_element("css selector", "#zoom .strip").size["width"]
+    assert large > 1.5 * small
+    others = []
+    for _ in range(3):
+        page.switch_to.active_element.send_keys(Keys.RIGHT)
+        others.append(page.execute_script(title).strip())
+    assert any("none" in name for name in others)
+    assert len(set(others)) == 3
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert count(page, "#zoom[open]") == 0
+    first.click()
+    assert count(page, "#zoom[open]") == 1
+    page.find_element("css selector", "#zoom .sheet").click()
+    assert count(page, "#zoom[open]") == 0
+    assert page.get_log("browser") == []
+
+
+def test_every_axis_has_two_labels_or_more(page):
+    few = page.execute_script(
+        """const few = [];
+           for (const chart of document.querySelectorAll('[data-chart]')) {
+             if (chart.closest('details:not([open])')) continue;
+             for (const svg of chart.querySelectorAll('svg')) {
+               const ticks = [...svg.querySelectorAll('.tick')];
+               const texts = (list) => new Set(list.map(t => t.textContent)).size;
+               const x = ticks.filter(t => t.getAttribute('text-anchor') === 'middle' || +t.getAttribute('x') > 60);
+               const y = ticks.filter(t => !x.includes(t));
+               if (texts(x) < 2 || (chart.dataset.chart !== 'forest' && texts(y) < 2)) few.push(chart.dataset.chart);
+             }
+           }
+           return few"""
+    )
+    assert few == []
+
+
+def test_tables_show_that_they_scroll_where_they_do(page, screen):
+    hints = (
+        "return [...document.querySelectorAll('.table')].map(t => [t.firstChild.scrollWidth > t.firstChild.clientWidth"
+    )
+    hints += " + 1, t.lastChild.offsetParent !== null])"
+    screen.set_screen(page, 420, 900)
+    page.refresh()
+    narrow = page.execute_script(hints)
+    assert [True, True] in narrow
+    assert all(overflows == hint for overflows, hint in narrow)
+
+
+def test_the_screenshot_command_writes_a_picture(path, tmp_path):
+    words = [sys.executable, str(SCREENSHOT), str(path), str(tmp_path / "page.png"), "--width", "768", "--dark"]
+    subprocess.run(words, check=True, timeout=120)
+    pixels = np.asarray(Image.open(tmp_path / "page.png").convert("L"))
+    assert pixels.shape == (1000, 768)
+    assert np.median(pixels) < 60
 
 
 def test_hostile_names_stay_text(page):

@@ -103,7 +103,7 @@ def test_the_page_loads_nothing(page):
     for tag, attributes in page.tags:
         for name in ("src", "href", "action", "srcset", "data", "poster"):
             if name in attributes:
-                assert attributes[name].startswith("data:image/png;base64,"), (tag, name)
+                assert re.match("data:image/(png|webp);base64,", attributes[name]), (tag, name)
     assert not [attributes for tag, attributes in page.tags if tag in ("link", "iframe", "object", "embed", "base")]
     policy = next(attributes["content"] for attributes in page.all("meta") if "http-equiv" in attributes)
     assert policy.startswith("default-src 'none'; img-src data:;")
@@ -236,7 +236,7 @@ def test_a_page_is_complete_without_any_of_its_files(tmp_path, broken, content):
 def test_an_unfinished_run_is_shown_but_not_compared(tmp_path):
     whole, begun = make_run(tmp_path / "whole"), make_run(tmp_path / "begun", "cs", logged=100, samples=0)
     shown = page_of([whole, begun], tmp_path)
-    assert "missing: begun is at step 100 of 400" in shown.text
+    assert "Not finished: begun is at step 100 of 400" in shown.text
     assert "ends" not in shown.text.splitlines()[0]
 
 
@@ -248,6 +248,103 @@ def test_runs_on_different_data_are_not_compared(tmp_path):
     shown = page_of([one, two], tmp_path)
     assert "results" not in shown.ids
     assert "2 runs on several datasets" in shown.text
+
+
+def test_a_run_that_failed_is_shown_with_its_error(tmp_path):
+    whole, failed = make_run(tmp_path / "none-seed0"), make_run(tmp_path / "cs-0.7-seed0", "cs", logged=120)
+    (failed / "resources.json").write_text(json.dumps({"format": 2, "failure": "the loss of step 123 is nan"}))
+    record = {
+        "rows": [{"variant": "none"}, {"variant": "cs-0.7"}], "unfinished": ["cs-0.7-seed0", "never-seed0"],
+        "runs": [{"variant": "none", "seed": 0, "folder": whole.name}],
+    }  # fmt: skip
+    (tmp_path / "comparison.json").write_text(json.dumps(record))
+    shown = page_of([tmp_path], tmp_path)
+    assert [run["label"] for run in shown.data["runs"]] == ["none", "cs-0.7"]
+    assert "cs-0.7-seed0 is at step 120 of 400: the loss of step 123 is nan" in shown.text
+    assert {s["run"] for s in shown.data["charts"]["loss"]["series"]} == {0, 1}
+
+
+def test_runs_that_all_failed_have_a_page(tmp_path):
+    runs = [make_run(tmp_path / name, name, logged=0, samples=0, card=False) for name in ("none", "cs")]
+    shown = page_of(runs, tmp_path)
+    assert "results" not in shown.ids
+    assert shown.text.count("Not finished:") == 2
+
+
+def test_caveats_appear_once(tmp_path):
+    one = page_of([make_run(tmp_path / name, name) for name in ("none", "cs")], tmp_path).text
+    assert one.count("One seed") == 1
+    assert one.count("may be chance") == 1
+    assert one.count("shared the machine") == 1
+    assert "time, s" not in one.replace("CPU time, s", "")
+
+
+def test_every_axis_has_a_name(page):
+    for name, chart in page.data["charts"].items():
+        assert name == "forest" or (chart["x"] and chart["y"]), name
+
+
+def test_the_clearest_difference_comes_first(page):
+    """cs has 0.3 times none's jumps and 0.9 times its loss."""
+    assert "oscillation" in page.data["charts"]["forest"]["panels"][0]["title"]
+    shown = [attributes["data-chart"] for attributes in page.all("div") if "data-chart" in attributes]
+    assert shown.index("relative") < shown.index("validation") < shown.index("loss")
+
+
+def test_equal_settings_are_not_listed_as_different(tmp_path):
+    one = make_run(tmp_path / "one", settings=["train.lr=0.001"])
+    two = make_run(tmp_path / "two", "cs", settings=["train.lr=0.003"])
+    record = json.loads((one / "config.json").read_text())
+    record["config"]["train"]["clip"] = 1  # 1.0 in the other
+    del record["config"]["monitor"]["samples"]  # of an older version: the default, as in the other
+    (one / "config.json").write_text(json.dumps(record))
+    text = page_of([one, two], tmp_path).text
+    table = text[text.index("What differs between the runs") : text.index("The same in all runs")]
+    assert "train.lr" in table
+    assert "scaling" in table
+    for equal in ("clip", "samples", "device", "torch", "steps done", "reverse"):
+        assert equal not in table
+
+
+def test_an_extractor_without_weights_has_no_hash(tmp_path):
+    run = make_run(tmp_path / "run")
+    card = json.loads((run / "distance.json").read_text())
+    card["card"]["weights"] = hashlib.sha256().hexdigest()
+    (run / "distance.json").write_text(json.dumps(card))
+    assert "e3b0c442" not in page_of([run], tmp_path).text
+
+
+def test_a_registered_metric_is_shown_without_a_change_here(tmp_path):
+    """As a curve, in the results and on the cards, also in a process that does not know it."""
+    runs = [make_run(tmp_path / name, name) for name in ("none", "cs")]
+    for run in runs:
+        stored = json.loads((run / "distance.json").read_text())
+        gap = {"value": 0.123, "interval": {"low": 0.1, "high": 0.2}, "details": {}, "label": "mean gap (8×8 pixels)"}
+        stored["metrics"] = {"frechet": {"value": 20.0, "label": "Fréchet distance"}, "mean-gap": gap}
+        (run / "distance.json").write_text(json.dumps(stored))
+        (run / "evaluations").mkdir()
+        (run / "evaluations" / "step-00000400.json").write_text(json.dumps(stored))
+        with open(run / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({"step": 400, "mean-gap": 0.123}) + "\n")
+    shown = page_of(runs, tmp_path)
+    assert shown.data["charts"]["metric mean-gap"]["y"] == "mean gap (8×8 pixels)"
+    assert "mean gap (8×8 pixels)" in [panel["title"] for panel in shown.data["charts"]["forest"]["panels"]]
+    assert "0.123 [0.1, 0.2]" in shown.text
+
+
+def test_prompts_stand_with_their_samples(tmp_path):
+    run = make_run(tmp_path / "run", captions=[f"a picture of {k}" for k in range(16)])
+    shown = page_of([run], tmp_path)
+    assert shown.text.count("a picture of 5") == 2  # of the real image and of the sample
+    assert shown.text.count("Real images") == 1
+
+
+def test_only_the_first_seed_of_a_variant_is_shown_at_once(page):
+    at = next(k for k, (tag, attributes) in enumerate(page.tags) if tag == "dialog")
+    details = [k for k, (tag, _) in enumerate(page.tags) if tag == "details" and k < at]
+    figures = [k for k, (tag, values) in enumerate(page.tags) if tag == "figure" and values.get("class") == "samples"]
+    assert len([k for k in figures if k < details[0]]) == 1 + 3  # real images, and one grid per variant
+    assert len([k for k in figures if k > details[0]]) == 6
 
 
 def test_a_dozen_runs_with_large_grids_are_under_five_megabytes(tmp_path):

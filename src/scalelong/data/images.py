@@ -120,8 +120,8 @@ def save_grid(
     """Write images (n, h, w, c) as one PNG grid and return the number of its pixels per pixel of an image.
 
     Small images are enlarged by an integer factor, without blur. A grid that would exceed MAX_GRID pixels on a side or
-    MAX_GRID_BYTES is scaled down. `captions`, one per image, and the size of an image are stored in the file's text
-    chunk GRID_KEY as JSON.
+    MAX_GRID_BYTES is scaled down. `captions`, one per image, the columns and the size of an image are stored in the
+    file's text chunk GRID_KEY as JSON.
     """
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
@@ -138,7 +138,8 @@ def save_grid(
     enlarged = max(1, GRID_WIDTH // side, min(-(-MIN_TILE // max(height, width)), MAX_GRID // side))
     scale = enlarged if side <= MAX_GRID else MAX_GRID / side
     text = PngInfo()
-    text.add_text(GRID_KEY, json.dumps({"image": [height, width], "captions": list(captions or ())[:count]}))
+    facts = {"image": [height, width], "columns": columns, "captions": list(captions or ())[:count]}
+    text.add_text(GRID_KEY, json.dumps(facts))
     while True:
         size = tuple(max(1, int(length * scale)) for length in natural.size)
         picture = natural.resize(size, Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS)

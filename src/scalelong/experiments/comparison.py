@@ -212,7 +212,7 @@ class Comparison:
         for key, title in CURVES.items():
             # Of the two validation losses, only the one that ranks.
             if any(key in row.sooner for row in self.rows) and key in (self.loss, "fid", "frechet"):
-                cells = [(str(row.sooner.get(key, "")), "") for row in self.rows]
+                cells = [row.sooner[key].texts if key in row.sooner else ("", "") for row in self.rows]
                 table.append(("sooner", f"at the baseline's final {title}", cells))
         return table
 

@@ -84,12 +84,13 @@ class Acceleration:
     reached: int
     seeds: int
 
-    def __str__(self) -> str:
-        """1.31× [1.10, 1.55], or a bound and in how many seeds the value was reached."""
+    @property
+    def texts(self) -> tuple[str, str]:
+        """1.31× and [1.10, 1.55], or a bound and in how many seeds the value was reached."""
         if self.factor is None:
-            return f"below {self.at_most:.2f}× (reached in {self.reached} of {self.seeds})"
+            return f"below {self.at_most:.2f}×", f"reached in {self.reached} of {self.seeds}"
         mean, low, high = self.factor.mean, self.factor.low, self.factor.high
-        return f"{mean:.2f}×" if low is None else f"{mean:.2f}× [{low:.2f}, {high:.2f}]"
+        return f"{mean:.2f}×", "" if low is None else f"[{low:.2f}, {high:.2f}]"
 
 
 def acceleration(curves: Mapping[int, Series], baseline: Mapping[int, Series]) -> Acceleration | None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from scalelong.experiments.comparison import Comparison
+from scalelong.evaluation.evaluate import stored_metrics
+from scalelong.evaluation.metrics import METRICS
+from scalelong.experiments.comparison import RESOURCES, Comparison
 from scalelong.experiments.statistics import change
 from scalelong.report.read import RunView, labels
 from scalelong.runs.logs import EMPTY, Floats, Series, StabilityArrays
@@ -16,11 +18,10 @@ STYLES = 8  # colors and dash patterns of the page
 POINTS = 300  # of a curve
 PANEL_POINTS = 90  # of a curve in a small panel
 CS_RANGE = {"low": 0.5, "high": 0.95}  # Section 4.1's range of kappa, the shaded area of Fig. 7
-FOREST = ("val_loss", "val_loss_ema", "frechet", "on_the_way", "feature_oscillation", "middle_oscillation",
-          "gradient_oscillation")  # fmt: skip
 BY_SKIP = {"x": "long skip i", "point": "long skip", "whole": True, "zero": True, "marks": True}
-BY_NOISE = {"x": "σ_δ² of the extra noise", "point": "σ_δ²", "xlog": True, "marks": True}
-BY_TIME = {"x": "timestep", "point": "timestep", "zero": True, "marks": True}
+BY_NOISE = {"x": "σ_δ², variance of the extra noise", "point": "σ_δ²", "xlog": True, "marks": True}
+BY_TIME = {"x": "time t of the process", "point": "t", "zero": True, "marks": True}
+LOSS, CHANGE_EPS, RATIO = "mean squared error", "E‖ε̂(x_t + δ) − ε̂(x_t)‖² / m", "‖κᵢ·xᵢ‖ / ‖hᵢ‖"
 
 Chart = dict[str, Any]
 
@@ -37,26 +38,35 @@ def charts(views: Sequence[RunView], comparison: Comparison | None) -> dict[str,
     """Every chart for which at least one run has data, by name."""
     drawn: dict[str, Chart | None] = {
         "forest": None if comparison is None else forest(views, comparison),
-        "loss": curve(views, "loss", smooth=True),
-        "validation": curve(views, "val_loss"),
-        "validation_ema": curve(views, "val_loss_ema"),
         "relative": None if comparison is None else relative(views, comparison),
-        "fid": curve(views, "fid"),
-        "frechet": curve(views, "frechet"),
-        "gradient": curve(views, "grad_norm", smooth=True),
-        "norms": over_training(views, "probe", "backbone", by_variant=True),
-        "oscillation": by_skip(views, lambda log: log.oscillation("probe", "backbone")),
-        "oscillation_train": by_skip(views, lambda log: log.oscillation("train", "backbone")),
-        "oscillation_gradient": by_skip(views, gradient_by_skip),
+        "validation_ema": curve(views, "val_loss_ema", LOSS),
+        "validation": curve(views, "val_loss", LOSS),
+        **{f"metric {name}": curve(views, name, label) for name, label in metrics(views).items()},
+        "loss": curve(views, "loss", LOSS, smooth=True),
+        "gradient": curve(views, "grad_norm", "norm", smooth=True),
+        "norms": over_training(views, "probe", "backbone", y="‖hᵢ‖", by_variant=True),
+        "oscillation": by_skip(views, "std of Δ log ‖hᵢ‖", lambda log: log.oscillation("probe", "backbone")),
+        "oscillation_train": by_skip(views, "std of Δ log ‖hᵢ‖", lambda log: log.oscillation("train", "backbone")),
+        "oscillation_gradient": by_skip(views, "std of Δ log of the norm", gradient_by_skip),
         "kappa": kappa(views),
-        "ratio": by_skip(views, lambda log: latest(log, "probe", "ratio")),
-        "ratios": over_training(views, "probe", "ratio"),
-        "robust_change": by_noise(views, "sensitivity", lambda row: [row["overall"]["change"]]),
-        "robust_loss": by_noise(views, "sensitivity", lambda row: [row["overall"]["loss"]]),
-        "robust_distance": by_noise(views, "distances", lambda row: [row["value"], row["low"], row["high"]]),
-        "lipschitz": robustness(views, _lipschitz, BY_TIME),
+        "ratio": by_skip(views, RATIO, lambda log: latest(log, "probe", "ratio")),
+        "ratios": over_training(views, "probe", "ratio", y=RATIO),
+        "robust_change": by_noise(views, "sensitivity", CHANGE_EPS, lambda row: [row["overall"]["change"]]),
+        "robust_loss": by_noise(views, "sensitivity", LOSS, lambda row: [row["overall"]["loss"]]),
+        "robust_distance": by_noise(
+            views, "distances", "distance", lambda row: [row["value"], row["low"], row["high"]]
+        ),
+        "lipschitz": robustness(views, _lipschitz, {**BY_TIME, "y": "‖∂ε̂/∂x_t‖₂"}),
     }
     return {name: chart for name, chart in drawn.items() if chart is not None}
+
+
+def metrics(views: Sequence[RunView]) -> dict[str, str]:
+    """Names and labels of the metrics that training logged: those of METRICS and those in stored evaluations."""
+    labels = {name: name.upper() for name in METRICS}
+    for view in views:
+        labels |= {metric.name: metric.label for metric in stored_metrics(view.run.evaluations.get("train"))}
+    return {name: label for name, label in labels.items() if any(name in view.run.metrics for view in views)}
 
 
 def lines(series: Sequence[dict[str, Any]], **axes: Any) -> Chart | None:
@@ -66,10 +76,10 @@ def lines(series: Sequence[dict[str, Any]], **axes: Any) -> Chart | None:
 # ------------------------------------------------------------------------------------------------- over training
 
 
-def curve(views: Sequence[RunView], name: str, smooth: bool = False) -> Chart | None:
+def curve(views: Sequence[RunView], name: str, y: str, smooth: bool = False) -> Chart | None:
     """One metric over the steps."""
     series = [{"run": view.index, **points} for view in views if (points := thin(view.run.column(name)))]
-    return lines(series, x="step", smooth=smooth)
+    return lines(series, x="step", y=y, smooth=smooth)
 
 
 def relative(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
@@ -83,10 +93,10 @@ def relative(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
         points = thin(Series(steps, 100 * (own.values[mine] / base.values[theirs] - 1)))
         if points and len(steps) > 1 and view.label != comparison.baseline:
             series.append({"run": view.index, **points})
-    return lines(series, x="step", level=0)
+    return lines(series, x="step", y="change, %", level=0)
 
 
-def over_training(views: Sequence[RunView], *path: str, by_variant: bool = False) -> Chart | None:
+def over_training(views: Sequence[RunView], *path: str, y: str, by_variant: bool = False) -> Chart | None:
     """A value of every long skip over the steps: one panel per skip.
 
     `by_variant` makes one panel per variant and one page per skip, for curves that would hide each other.
@@ -100,8 +110,8 @@ def over_training(views: Sequence[RunView], *path: str, by_variant: bool = False
         elif series := _traces(views, path, i):
             panels.append({"title": f"i = {i}", "series": series})
     if pages:
-        return {"kind": "lines", "x": "step", "pages": pages}
-    return {"kind": "lines", "x": "step", "own": True, "panels": panels} if panels else None
+        return {"kind": "lines", "x": "step", "y": y, "pages": pages}
+    return {"kind": "lines", "x": "step", "y": y, "own": True, "panels": panels} if panels else None
 
 
 def _traces(views: Sequence[RunView], path: Sequence[str], i: int) -> list[dict[str, Any]]:
@@ -153,19 +163,19 @@ def rounded(values: Any, digits: int = 5) -> list[float | int | None]:
 # ------------------------------------------------------------------------------------------------- over long skips
 
 
-def by_skip(views: Sequence[RunView], read: Callable[[StabilityArrays], Floats | None]) -> Chart | None:
+def by_skip(views: Sequence[RunView], y: str, read: Callable[[StabilityArrays], Floats | None]) -> Chart | None:
     """One value per long skip: one line per run."""
     series = []
     for view in views:
         values = None if view.run.stability is None else read(view.run.stability)
         if values is not None and np.isfinite(values).any():
             series.append({"run": view.index, "x": list(range(1, len(values) + 1)), "y": rounded(values)})
-    return lines(series, **BY_SKIP)
+    return lines(series, **BY_SKIP, y=y)
 
 
 def kappa(views: Sequence[RunView]) -> Chart | None:
     """κ_i, of learned ones with the range over tokens or channels, and the range of CS behind them (Fig. 7)."""
-    chart = by_skip(views, lambda log: latest(log, "kappa", "mean"))
+    chart = by_skip(views, "κᵢ", lambda log: latest(log, "kappa", "mean"))
     if chart is None:
         return None
     for line in chart["series"]:
@@ -204,7 +214,7 @@ def latest(log: StabilityArrays, *path: str, over: int = 5) -> Floats | None:
 
 
 def forest(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
-    """Paired ratios of every variant to the baseline: one panel per measure."""
+    """Paired ratios of every variant to the baseline: one panel per measure, the clearest difference first."""
     style = {look["label"]: {"color": look["color"], "dash": look["dash"]} for look in styles(views)}
     index = {(view.label, -1 if view.seed is None else view.seed): view.index for view in views}
     panels = []
@@ -212,7 +222,7 @@ def forest(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
         values = {(run.variant, run.seed): run.values[key] for run in comparison.runs if key in run.values}
         rows = []
         for row in comparison.rows:
-            if key not in FOREST or key not in row.ratios:
+            if key in RESOURCES or key not in row.ratios:
                 continue
             points = [
                 {"run": index[variant, seed], "value": rounded([value / base])[0]}
@@ -226,7 +236,10 @@ def forest(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
                  "text": change(ratio)}
             )  # fmt: skip
         if rows:
-            panels.append({"title": title, "rows": rows})
+            ratios = [row.ratios[key] for row in comparison.rows if key in row.ratios]
+            size = max(abs(math.log(ratio.mean)) for ratio in ratios)
+            panels.append({"title": title, "rows": rows, "rank": (not any(r.excludes_one for r in ratios), -size)})
+    panels.sort(key=lambda panel: panel.pop("rank"))
     return {"kind": "forest", "panels": panels} if panels else None
 
 
@@ -248,11 +261,11 @@ def robustness(views: Sequence[RunView], read: Callable[[Any], list[list[Any]]],
     return lines(series, **axes)
 
 
-def by_noise(views: Sequence[RunView], name: str, read: Callable[[Any], list[Any]]) -> Chart | None:
+def by_noise(views: Sequence[RunView], name: str, y: str, read: Callable[[Any], list[Any]]) -> Chart | None:
     def rows(facts: Any) -> list[list[Any]]:
         return [[row["variance"], *read(row)] for row in facts[name] if row["variance"] > 0]
 
-    return robustness(views, rows, BY_NOISE)
+    return robustness(views, rows, {**BY_NOISE, "y": y})
 
 
 def _lipschitz(facts: Any) -> list[list[Any]]:

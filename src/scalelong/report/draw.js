@@ -37,21 +37,27 @@ function figure(v) {
   return String(a >= 1000 ? Math.round(v) : +v.toPrecision(4)).replace("-", "−");
 }
 
-function short(v) {
+/* A tick's label, with as many digits as ticks `step` apart need to differ. */
+function short(v, step) {
   const a = Math.abs(v);
-  if (a >= 1e6) return +(v / 1e6).toPrecision(3) + "M";
-  if (a >= 1e4) return +(v / 1e3).toPrecision(3) + "k";
-  if (a !== 0 && a < 1e-3) return v.toExponential(0).replace("-", "−");
-  return String(+v.toPrecision(3)).replace("-", "−");
+  const digits = Math.min(9, Math.max(3, step ? Math.ceil(Math.log10(a / step)) + 1 : 3));
+  if (a >= 1e6) return +(v / 1e6).toPrecision(digits) + "M";
+  if (a >= 1e4) return +(v / 1e3).toPrecision(digits) + "k";
+  if (a !== 0 && a < 1e-3) return v.toExponential(Math.max(0, digits - 3)).replace("-", "−");
+  return String(+v.toPrecision(digits)).replace("-", "−");
 }
 
+/* Round numbers from low to high, about `count` of them and at least two. */
 function linearTicks(low, high, count) {
   const span = high - low || 1;
-  const raw = span / Math.max(1, count);
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw);
-  const ticks = [];
-  for (let t = Math.ceil(low / step - 1e-9) * step; t <= high + step * 1e-9; t += step) ticks.push(+t.toPrecision(12));
+  let ticks = [];
+  for (let wanted = Math.max(1, count); ticks.length < 2 && wanted < 40; wanted++) {
+    const raw = span / wanted;
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+    ticks = [];
+    for (let t = Math.ceil(low / step - 1e-9) * step; t <= high + step * 1e-9; t += step) ticks.push(+t.toPrecision(12));
+  }
   return ticks;
 }
 
@@ -66,8 +72,11 @@ function logTicks(low, high, count) {
     }
   if (ticks.length < 2) return linearTicks(low, high, count).filter((t) => t > 0);
   const every = Math.ceil(ticks.length / (count + 1));
-  return ticks.filter((_, k) => k % every === 0);
+  const kept = ticks.filter((_, k) => k % every === 0);
+  return kept.length < 2 ? [ticks[0], ticks[ticks.length - 1]] : kept;
 }
+
+const spacing = (ticks) => (ticks.length < 2 ? 0 : Math.min(...ticks.slice(1).map((t, k) => t - ticks[k])));
 
 function scale(low, high, from, to, log) {
   const f = log ? Math.log : (v) => v;

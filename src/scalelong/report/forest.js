@@ -23,7 +23,8 @@ class ForestChart {
     const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" }, holder);
     svg("title", {}, root).textContent = panel.title + ": " + rows.map((r) => r.label + " " + r.text).join("; ");
     label(root, 0, 14, panel.title, { class: "title" });
-    const left = 76, right = 8, logs = [0];
+    const longest = Math.max(...rows.map((r) => r.label.length), 0);
+    const left = Math.min(width * 0.42, Math.max(60, 14 + 6.6 * longest)), right = 22, logs = [0];
     for (const row of rows) {
       for (const v of [row.mean, row.low, row.high]) if (v !== null) logs.push(Math.log(v));
       for (const p of row.points) logs.push(Math.log(p.value));
@@ -43,7 +44,9 @@ class ForestChart {
       const py = 40 + k * 24;
       const group = svg("g", { class: "series", "data-runs": row.points.map((p) => p.run).join(" ") }, root);
       group.style.color = `var(--c${row.color})`;
-      label(root, left - 8, py + 4, row.label, { class: "rowname", "text-anchor": "end" });
+      const room = Math.floor((left - 14) / 6.6);
+      const name = row.label.length > room ? row.label.slice(0, room - 1) + "…" : row.label;
+      label(root, left - 8, py + 4, name, { class: "rowname", "text-anchor": "end" });
       if (row.low !== null) svg("line", { class: "interval", x1: at(row.low), x2: at(row.high), y1: py, y2: py }, group);
       for (const p of row.points) if (shown[p.run])
         svg("line", { class: "seed", x1: at(p.value), x2: at(p.value), y1: py - 6, y2: py + 6 }, group);
@@ -56,11 +59,11 @@ function ratioTicks(low, high, count) {
   const inside = (list) => list.filter((t) => t >= low && t <= high);
   if (high / low > 3) {
     const list = inside([0.05, 0.1, 0.2, 0.33, 0.5, 0.67, 1, 1.5, 2, 3, 5, 10, 20]);
-    const every = Math.ceil(list.length / count);
+    const every = Math.min(list.length - 1, Math.ceil(list.length / count));
     const anchor = list.indexOf(1) % every;
     return list.filter((_, k) => k % every === anchor);
   }
-  return inside(linearTicks(low - 1, high - 1, Math.max(3, count - 1)).map((t) => 1 + t));
+  return linearTicks(low - 1, high - 1, Math.max(3, count - 1)).map((t) => 1 + t);
 }
 
 function percent(t) {

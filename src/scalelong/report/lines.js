@@ -58,7 +58,7 @@ class LineChart {
     const weight = this.spec.smooth ? state.smooth : 0;
     const columns = this.many ? Math.max(1, Math.min(4, this.panels.length, Math.floor(total / (this.panels.length > 4 ? 190 : 220)))) : 1;
     const width = this.many ? Math.floor((total - (columns - 1) * 14) / columns) : total;
-    const height = this.many ? Math.max(120, Math.round(width * 0.62)) : Math.max(210, Math.min(340, Math.round(width * 0.5)));
+    const height = this.many ? Math.max(140, Math.round(width * 0.66)) : Math.max(210, Math.min(340, Math.round(width * 0.5)));
     this.body.style.setProperty("--columns", columns);
     const zero = this.spec.zero;
     const shared = this.spec.own ? null : extent(this.panels, log, weight, zero);
@@ -72,8 +72,9 @@ class LineChart {
     const holder = html("div", "plot", undefined, this.body);
     const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, holder);
     const small = this.many;
-    const m = { left: small ? 38 : 50, right: small ? 6 : 14, top: panel.title ? 20 : 10, bottom: small ? 22 : 38 };
-    if (panel.title) label(root, m.left, 12, panel.title, { class: "title" });
+    const m = { left: small ? 42 : 50, right: small ? 6 : 14, top: small ? 36 : 24, bottom: small ? 34 : 38 };
+    if (panel.title) label(root, 0, 12, panel.title, { class: "title" });
+    label(root, 0, small ? 27 : 11, this.spec.y, { class: "name" });
     if (!box) {
       label(root, width / 2, height / 2, "nothing to show", { class: "empty", "text-anchor": "middle" });
       return null;
@@ -103,7 +104,7 @@ class LineChart {
     for (const t of yt) {
       const at = round(y(t));
       svg("line", { x1: m.left, x2: width - m.right, y1: at, y2: at }, grid);
-      label(root, m.left - 6, at + 3.5, short(t), { class: "tick", "text-anchor": "end" });
+      label(root, m.left - 6, at + 3.5, short(t, spacing(yt)), { class: "tick", "text-anchor": "end" });
     }
     const whole = this.spec.whole;
     let xt = linearTicks(x.low, x.high, small ? 3 : Math.max(3, Math.floor(width / 110)));
@@ -116,10 +117,10 @@ class LineChart {
     for (const t of xt) {
       const at = round(x(t));
       svg("line", { class: "axis", x1: at, x2: at, y1: height - m.bottom, y2: height - m.bottom + 4 }, root);
-      label(root, at, height - m.bottom + 15, short(t), { class: "tick", "text-anchor": "middle" });
+      label(root, at, height - m.bottom + 15, short(t, spacing(xt)), { class: "tick", "text-anchor": at > width - 16 ? "end" : "middle" });
     }
     svg("line", { class: "axis", x1: m.left, x2: width - m.right, y1: height - m.bottom, y2: height - m.bottom }, root);
-    if (!small) label(root, width - m.right, height - 5, this.spec.x, { class: "name", "text-anchor": "end" });
+    label(root, width - m.right, height - 5, this.spec.x, { class: "name", "text-anchor": "end" });
   }
 
   band(layer, band, x, y, log) {

@@ -17,7 +17,14 @@ function say(text) {
 const state = { log: false, smooth: +document.getElementById("smooth").value };
 const charts = [];
 
-function draw() { for (const chart of charts) chart.draw(); }
+function draw() {
+  for (const chart of charts) chart.draw();
+  document.querySelectorAll("main .sheet").forEach((sheet) => fit(sheet, sheet.parentNode.clientWidth, 0));
+  document.querySelectorAll(".table").forEach((holder) => {
+    const scroll = holder.firstChild;
+    holder.classList.toggle("overflows", scroll.scrollWidth > scroll.clientWidth + 1);
+  });
+}
 
 function toggled() {
   document.querySelectorAll("[data-member]").forEach((node) => {
@@ -55,7 +62,7 @@ if (slider) {
     const step = steps[+slider.value];
     document.getElementById("frame-step").textContent = "step " + step.toLocaleString("en");
     slider.setAttribute("aria-valuetext", "step " + step);
-    document.querySelectorAll(".samples").forEach((holder) => {
+    document.querySelectorAll("main .strip").forEach((holder) => {
       const frames = [...holder.querySelectorAll("img")];
       /* the run's newest grid up to this step, or its first */
       const there = frames.filter((img) => +img.dataset.step <= step);
@@ -65,6 +72,56 @@ if (slider) {
   };
   slider.addEventListener("input", show);
   show();
+}
+
+/* Show a grid at a whole number of screen pixels per pixel. On the page, images have at least 40 pixels and those that
+   do not fit are cut off; enlarged, all of them are shown, up to `high` pixels if that is possible. */
+function fit(sheet, wide, high) {
+  const columns = +sheet.dataset.columns, whole = high || "captioned" in sheet.dataset;
+  for (const strip of sheet.querySelectorAll(".strip")) {
+    const first = strip.querySelector("img");
+    const width = +first.getAttribute("width"), height = +first.getAttribute("height");
+    const cell = columns ? (width - 1) / columns : 0;
+    const least = Math.max(1, Math.ceil(40 / Math.max(1, cell - 1)));
+    const across = columns && !whole ? Math.max(2, Math.min(columns, Math.floor((wide - 1) / (least * cell)))) : columns;
+    const shown = columns ? across * cell + 1 : width;
+    const one = sheet.querySelectorAll(".strip").length === 1;
+    let k = Math.min(wide / shown, high && one ? Math.max(1, high / height) : Infinity);
+    k = k >= 1 ? Math.floor(k) : k;
+    strip.style.width = k * shown + "px";
+    strip.style.height = k * (whole ? height : Math.min(height, shown)) + "px";
+    for (const img of strip.children) {
+      img.style.width = k * width + "px";
+      img.style.imageRendering = k >= 1 ? "pixelated" : "auto";
+    }
+  }
+  for (const row of sheet.querySelectorAll(".captions")) row.style.width = sheet.querySelector(".strip").style.width;
+}
+
+/* A grid enlarged in a dialog; the arrow keys show the grids of the other runs at the same place. */
+const zoom = document.getElementById("zoom");
+if (zoom) {
+  const grids = () => [...document.querySelectorAll("main .samples")].filter((grid) => grid.offsetParent !== null);
+  let at = 0;
+  const show = (index) => {
+    const all = grids();
+    at = (index + all.length) % all.length;
+    const copy = all[at].cloneNode(true);
+    zoom.lastChild.replaceChildren(copy);
+    if (!zoom.open) zoom.showModal();
+    const sheet = copy.querySelector(".sheet");
+    sheet.setAttribute("aria-label", "Close");
+    fit(sheet, zoom.clientWidth - 48, innerHeight * 0.96 - 120);
+    sheet.focus();
+    say(copy.querySelector("figcaption").textContent);
+  };
+  document.querySelectorAll("main .sheet").forEach((sheet) =>
+    sheet.addEventListener("click", () => show(grids().indexOf(sheet.parentNode))));
+  zoom.addEventListener("click", () => zoom.close());
+  zoom.addEventListener("keydown", (event) => {
+    const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (move) { event.preventDefault(); show(at + move); }
+  });
 }
 
 for (const holder of document.querySelectorAll("[data-chart]")) {

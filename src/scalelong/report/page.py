@@ -10,10 +10,10 @@ from pathlib import Path
 from scalelong.experiments.comparison import Comparison, measure_run
 from scalelong.files import check_target, write_text
 from scalelong.report import sections
-from scalelong.report.charts import charts, styles
+from scalelong.report.charts import charts, metrics, styles
 from scalelong.report.findings import findings
 from scalelong.report.markup import Markup, element, json_script, raw_script
-from scalelong.report.pictures import sample_frames
+from scalelong.report.pictures import pictures
 from scalelong.report.read import RunView, differing_keys, is_scaling_key, labels, read_runs
 from scalelong.version import __version__
 
@@ -41,15 +41,16 @@ def render(views: Sequence[RunView]) -> str:
     steps = max(view.run.logged_step for view in views)
     summary = findings(comparison, labels(views), steps, data)
     sources = ", ".join(view.name for view in views[:6]) + (" …" if len(views) > 6 else "")
+    unfinished = [_progress(view) for view in views if not view.finished]
     body = [
-        sections.headline(summary, _facts(views, data, steps)),
+        sections.headline(summary, _facts(views, data, steps), unfinished),
         sections.legend(views),
         element("main", [
+            sections.samples(views, pictures([view.run for view in views])),
             sections.results(comparison, views, drawn),
-            sections.curves(drawn, only_scaling_differs, "" if comparison is None else comparison.baseline),
+            sections.curves(drawn, only_scaling_differs, comparison.baseline if comparison else "", metrics(views)),
             sections.oscillation(drawn, views),
             sections.skips(drawn),
-            sections.samples(views, sample_frames([view.run for view in views])),
             sections.robustness(drawn, views),
             sections.evaluation(views),
             sections.configs(views),
@@ -74,8 +75,7 @@ def compare_views(views: Sequence[RunView]) -> Comparison | None:
         if view.finished:
             measured.append(measure_run(view.run, view.label, -1 if view.seed is None else view.seed))
         else:
-            steps = view.run.settings.get("train.steps")
-            missing.append(f"{view.name} is at step {view.run.logged_step:,} of {steps}")
+            missing.append(_progress(view))
     return Comparison(
         measured,
         labels(views),
@@ -84,6 +84,12 @@ def compare_views(views: Sequence[RunView]) -> Comparison | None:
         seeds=sorted({run.seed for run in measured}) or [0],
         missing=missing,
     )
+
+
+def _progress(view: RunView) -> str:
+    """How far an unfinished run is, and the error that stopped it."""
+    reached = f"{view.name} is at step {view.run.logged_step:,} of {view.run.settings.get('train.steps')}"
+    return f"{reached}: {view.run.failure}" if view.run.failure else reached
 
 
 def _document(title: str, body: Sequence[Markup | None], data: object) -> str:

@@ -1,57 +1,142 @@
-"""Sample grids for the page: as small as they can be shown, within a budget of bytes."""
+"""Sample grids for the page: as small as they can be shown, within a budget of bytes, with their captions."""
 
 from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelong.runs.run import Run
+from scalelong.data.images import GRID_KEY
+from scalelong.files import sha256
+from scalelong.runs.run import REAL, Run
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-BUDGET = 2_500_000  # bytes of PNG on one page
-SIDE = 420  # pixels of a grid at most
+BUDGET = 2_500_000  # bytes of pictures on one page
 MAX_PIXELS = 64_000_000
-# Many or large grids drop steps first, then images of a grid, then colors: (steps, images across, colors).
-LEVELS: tuple[tuple[int, int, int | None], ...] = (
-    (8, 8, None), (5, 8, None), (3, 8, None), (3, 6, None), (2, 5, None), (2, 4, 128), (1, 4, 64), (1, 3, 32),
-    (1, 2, 16),
+SMALL = 10_000  # bytes; such a picture stays exact
+CAPTIONED = 4  # images across, and rows, if each has a caption of its own
+# Many or large grids lose exactness first, then steps, then images, then resolution.
+LEVELS = (  # steps, images across, pixels across, lossy
+    (8, 8, 1040, False), (8, 8, 1040, True), (4, 8, 1040, True), (3, 6, 780, True), (2, 5, 640, True),
+    (1, 4, 520, True), (1, 3, 390, True), (1, 2, 260, True), (1, 2, 130, True),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The grid of one step as a data URL. `pixelated` grids are enlarged without blur."""
+class Sheet:
+    """The grid of one step.
+
+    strips    data URLs, one below the other; several if every image has a caption of its own
+    columns   images across; 0 if that is not known
+    heads     a caption above each column
+    captions  the captions below each strip
+    """
 
     step: int
-    address: str
+    strips: tuple[str, ...]
     width: int
     height: int
-    pixelated: bool
+    columns: int = 0
+    heads: tuple[str, ...] = ()
+    captions: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(len, self.strips))
 
 
-def sample_frames(runs: Sequence[Run], budget: int = BUDGET) -> list[list[Frame]]:
-    """The frames of every run's samples/step-N.png, at the best level that fits into `budget` bytes."""
-    for count, across, colors in LEVELS:
-        frames: list[list[Frame]] = []
-        bytes_left = budget
+@dataclass(frozen=True)
+class Pictures:
+    """The sheets of every run by step, and real images with the indices of the runs that they belong to."""
+
+    samples: list[list[Sheet]]
+    real: list[tuple[Sheet, list[int]]]
+
+
+def pictures(runs: Sequence[Run], budget: int = BUDGET) -> Pictures:
+    """Every run's samples/step-N.png and samples/real.png, at the best level that fits into `budget` bytes."""
+    same: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        if (path := run.samples_path / REAL).is_file():
+            same.setdefault(sha256(path), []).append(index)
+    for count, *limits in LEVELS:
+        found = [(sheet(runs[own[0]].samples_path / REAL, 0, runs[own[0]], *limits), own) for own in same.values()]
+        result = Pictures([], [(picture, own) for picture, own in found if picture is not None])
+        left = budget - sum(picture.bytes for picture, _ in result.real)
         for run in runs:
-            made = [_frame(path, step, _tile_size(run), across, colors) for step, path in _sample_files(run, count)]
-            frames.append([frame for frame in made if frame is not None])
-            bytes_left -= sum(len(frame.address) for frame in frames[-1])
-            if bytes_left < 0 and count > 1:
+            made = [sheet(path, step, run, *limits) for step, path in _sample_files(run, count)]
+            result.samples.append([picture for picture in made if picture is not None])
+            left -= sum(picture.bytes for picture in result.samples[-1])
+            if left < 0 and limits != list(LEVELS[-1][1:]):
                 break
-        if bytes_left >= 0:
-            break
-    return frames
+        else:
+            return result
+    return result
+
+
+def sheet(path: Path, step: int, run: Run, across: int, side: int, lossy: bool) -> Sheet | None:
+    """The grid in `path`, cropped to `across` images and `side` pixels; None if the file is not an image."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            if opened.width * opened.height > MAX_PIXELS:
+                return None
+            facts = _facts(opened.info.get(GRID_KEY), run)
+            picture: Image.Image = opened.convert("RGB")
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    (height, width), columns, captions = facts
+    natural = columns * (width + 1) + 1
+    if columns and picture.width % natural == 0:
+        factor = picture.width // natural
+        picture = picture.resize((natural, picture.height // factor), Image.Resampling.NEAREST)
+    elif columns:  # scaled down: images lie between pixels
+        columns = 0
+    else:
+        picture = _natural_size(picture)
+        columns = (picture.width - 1) // (width + 1) if width and (picture.width - 1) % (width + 1) == 0 else 0
+    if not columns:
+        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+        return Sheet(step, (_address(picture, lossy),), *picture.size)
+    heads = captions[:columns] if captions == (captions[:columns] * len(captions))[: len(captions)] else ()
+    shown = columns if heads else min(columns, CAPTIONED if captions else across, max(2, side // (width + 1)))
+    rows = min((picture.height - 1) // (height + 1), CAPTIONED if captions and not heads else max(across, shown))
+    box = (0, 0, shown * (width + 1) + 1, rows * (height + 1) + 1)
+    if not captions or heads:
+        picture = picture.crop(box)
+        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+        return Sheet(step, (_address(picture, lossy),), *picture.size, shown, heads)
+    strips = [picture.crop((0, row * (height + 1), box[2], (row + 1) * (height + 1) + 1)) for row in range(rows)]
+    for strip in strips:
+        strip.thumbnail((side, side), Image.Resampling.LANCZOS)
+    lines = tuple(captions[row * columns : row * columns + shown] for row in range(rows))
+    return Sheet(step, tuple(_address(strip, lossy) for strip in strips), *strips[0].size, shown, captions=lines)
+
+
+def _facts(text: Any, run: Run) -> tuple[tuple[int, int], int, tuple[str, ...]]:
+    """Height and width of an image, columns and captions, from the file's text; for older files from the run."""
+    try:
+        stored = json.loads(text)
+        height, width = map(int, stored["image"])
+        captions = tuple(str(caption)[:200] for caption in stored["captions"])
+        if 0 < height <= 4096 and 0 < width <= 4096 and int(stored["columns"]) > 0:
+            return (height, width), int(stored["columns"]), captions
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    shapes = run.record.get("shapes")
+    size = shapes.get("size") if isinstance(shapes, dict) and run.settings.get("data.vae") is None else None
+    size = size if isinstance(size, int) and 0 < size <= 1024 else 0
+    return (size, size), 0, ()
 
 
 def _sample_files(run: Run, count: int) -> list[tuple[int, Path]]:
@@ -65,39 +150,18 @@ def _sample_files(run: Run, count: int) -> list[tuple[int, Path]]:
     return sorted(chosen | {files[-1]})[-count:]
 
 
-def _tile_size(run: Run) -> int | None:
-    """The side of one image in a grid, if the run records it."""
-    shapes = run.record.get("shapes")
-    size = shapes.get("size") if isinstance(shapes, dict) and run.settings.get("data.vae") is None else None
-    return size if isinstance(size, int) and 0 < size <= 1024 else None
-
-
-def _frame(path: Path, step: int, tile: int | None, across: int, colors: int | None) -> Frame | None:
-    """The grid in `path`, cropped to `across` images and scaled down to SIDE; None if the file is not an image."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as opened:
-            if opened.width * opened.height > MAX_PIXELS:
-                return None
-            picture: Image.Image = opened.convert("RGB")
-    except (OSError, ValueError, Image.DecompressionBombError):
-        return None
-    picture = _natural_size(picture)
-    if tile:  # each image has a line of one pixel around it
-        side = across * (tile + 1) + 1
-        picture = picture.crop((0, 0, min(side, picture.width), min(side, picture.height)))
-    pixelated = max(picture.size) <= SIDE
-    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+def _address(picture: Image, lossy: bool) -> str:
+    """The picture as a data URL."""
     data = np.asarray(picture)
     if (data == data[..., :1]).all():
         picture = picture.convert("L")
-    elif colors is not None:
-        picture = picture.quantize(colors)
+    kind = "png"
     memory = io.BytesIO()
     picture.save(memory, format="PNG", compress_level=9)
-    address = "data:image/png;base64," + base64.b64encode(memory.getvalue()).decode("ascii")
-    return Frame(step, address, picture.width, picture.height, pixelated)
+    if lossy and memory.tell() > SMALL:
+        kind, memory = "webp", io.BytesIO()
+        picture.save(memory, format="WEBP", quality=85)
+    return f"data:image/{kind};base64," + base64.b64encode(memory.getvalue()).decode("ascii")
 
 
 def _natural_size(picture: Image) -> Image:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scalelong.runs.config import Config, flatten
 from scalelong.runs.run import Run, find_runs
 from scalelong.scaling import parse_scaling
 
@@ -39,9 +41,24 @@ def labels(views: Sequence[RunView]) -> list[str]:
 
 
 def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """The keys whose values differ between the runs."""
+    """The keys whose values differ between the runs. A run of an older version has the default of a newer setting.
+
+    Scalings of different kinds have different settings; such a setting is compared between the runs that have it.
+    """
     keys = dict.fromkeys(key for own in settings for key in own)
-    return [key for key in keys if len({repr(own.get(key)) for own in settings}) > 1]
+    differing = []
+    for key in keys:
+        default = () if is_scaling_key(key) or key not in _defaults() else (_defaults()[key],)
+        present = [own[key] for own in settings if key in own]
+        values = [*present, *default * (len(present) < len(settings))]
+        if any(value != values[0] for value in values):
+            differing.append(key)
+    return differing
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return flatten(Config().to_dict())
 
 
 def is_scaling_key(key: str) -> bool:
@@ -55,13 +72,14 @@ def _labels(runs: list[Run], seeds: list[int | None]) -> list[str]:
     differing = [key for key in differing_keys(settings) if key not in ("seed", "preset") and not is_scaling_key(key)]
     labels = []
     for run in runs:
-        others = [f"{key.rpartition('.')[2]} {run.settings.get(key)}" for key in differing[:2]]
-        labels.append(" · ".join([_scaling(run), *others]) if run.settings else run.name)
+        others = [f"{key.rpartition('.')[2]} {run.settings.get(key, _defaults().get(key))}" for key in differing[:2]]
+        labels.append(" · ".join([scaling_of(run), *others]) if run.settings else run.name)
     distinct = set(zip(labels, seeds, strict=True))
     return labels if len(distinct) == len(runs) else [run.name for run in runs]
 
 
-def _scaling(run: Run) -> str:
+def scaling_of(run: Run) -> str:
+    """The label of the run's scaling."""
     stored: Any = run.record["config"].get("scaling")
     try:
         return parse_scaling(stored).label

@@ -1,27 +1,27 @@
 """The parts of the page from top to bottom. Each returns its HTML, or None if the runs have no data for it."""
 
+import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scalelong._text import number, with_interval
+from scalelong._text import with_interval
+from scalelong.evaluation.evaluate import stored_metrics
 from scalelong.experiments.comparison import Comparison
 from scalelong.experiments.statistics import statistics_note
 from scalelong.report.findings import Findings
 from scalelong.report.markup import Child, Markup, element
-from scalelong.report.pictures import Frame
-from scalelong.report.read import RunView, differing_keys, labels
+from scalelong.report.pictures import Pictures, Sheet
+from scalelong.report.read import RunView, differing_keys, labels, scaling_of
 from scalelong.runs.config import flatten
 
 # The charts of each section: name, title, caption.
 CURVES = [
-    ("loss", "Training loss", "On training batches; shaded: the range within a point of the curve."),
-    ("validation", "Validation loss", "Held-out images with fixed noise and times, the same for every run."),
-    ("validation_ema", "Validation loss of the EMA", "The averaged network, which generates the samples."),
     ("relative", "Validation loss against {baseline}",
-     "In percent of the baseline's at the same step and seed; below the dashed line is better."),
-    ("fid", "FID", "Of samples from the EMA network, measured during training."),
-    ("frechet", "Fréchet distance", "Of samples from the EMA network, measured during training; this is not FID."),
+     "Change at the same step and seed; below the dashed line is better."),
+    ("validation_ema", "Validation loss of the EMA", "The averaged network, which generates the samples."),
+    ("validation", "Validation loss", "Held-out images with fixed noise and times, the same for every run."),
+    ("loss", "Training loss", "On training batches; shaded: the range within a point of the curve."),
     ("gradient", "Gradient norm", "Of the whole gradient, before clipping."),
 ]  # fmt: skip
 OSCILLATION = [
@@ -50,10 +50,8 @@ ROBUSTNESS = [
      "Fréchet distance of samples when every network evaluation sees x + δ; bars: 95 % over the samples."),
     ("lipschitz", "Local Lipschitz constant", "‖∂ε̂/∂x_t‖₂ at the middle of each timestep bin, a lower estimate."),
 ]  # fmt: skip
-FOREST = (
-    "Ratio to the baseline's run of the same seed; left of the line is less. A tick is a seed, the mark their "
-    "geometric mean, the bar its 95 % interval (none for one seed)."
-)
+FOREST = "Ratio to the baseline's run of the same seed; left of the line is less."
+SEEDS = " A tick is a seed, the mark their geometric mean, the bar its 95 % interval."
 # The fields of an evaluation card: title and dotted key.
 CARD = {
     "N": "n", "reference": "reference.name", "split": "reference.split", "N of the reference": "reference.n",
@@ -61,6 +59,7 @@ CARD = {
     "evaluations per sample": "generation.evaluations", "guidance": "generation.guidance", "EMA": "generation.ema",
     "sample seed": "generation.sample_seed", "step": "generation.step", "measured": "created",
 }  # fmt: skip
+NO_WEIGHTS = ("none", hashlib.sha256().hexdigest())  # of older versions: the hash of no tensors
 
 # ------------------------------------------------------------------------------------------------ building blocks
 
@@ -114,7 +113,14 @@ def table(
         body.append(element("tr", element("th", title, scope="row"), row))
     head_row = element("tr", element("th", corner, scope="col"), head)
     content = element("table", element("thead", head_row), element("tbody", body))
-    return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
+    scroll = element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
+    return element("div", scroll, element("p", "scroll sideways for more columns →", class_="hint"), class_="table")
+
+
+def common(title: str, facts: Sequence[tuple[str, str]]) -> Markup | None:
+    """Facts that all columns of a table share, in one paragraph."""
+    listed = [[" · " if k else " ", element("b", name), f" {value}"] for k, (name, value) in enumerate(facts)]
+    return element("p", f"{title}:", listed, class_="common") if facts else None
 
 
 def bullets(lines: Sequence[Child], class_: str | None = None) -> Markup | None:
@@ -124,7 +130,7 @@ def bullets(lines: Sequence[Child], class_: str | None = None) -> Markup | None:
 # -------------------------------------------------------------------------------------------------------- sections
 
 
-def headline(summary: Findings, facts: Sequence[str]) -> Markup:
+def headline(summary: Findings, facts: Sequence[str], unfinished: Sequence[str]) -> Markup:
     title, caveat, *details = (  # a percent sign stays on the line of its number
         line.replace(" %", "\u00a0%") for line in (summary.headline, summary.caveat, *summary.details)
     )
@@ -134,6 +140,7 @@ def headline(summary: Findings, facts: Sequence[str]) -> Markup:
         element("h1", title),
         bullets(details, "details"),
         element("p", caveat, class_="caveat") if caveat else None,
+        [element("p", "Not finished: ", element("b", line), class_="caveat failed") for line in unfinished],
     )
 
 
@@ -179,21 +186,29 @@ def results(comparison: Comparison | None, views: Sequence[RunView], drawn: Coll
             for mean, change in texts
         ]
         rows.append(Row([title, element("small", meaning)], cells))
+    several = len(comparison.seeds) > 1
     return section(
         "results",
         "Results",
-        statistics_note(len(comparison.seeds)),
-        figure(drawn, "forest", f"Against {comparison.baseline}", FOREST, wide=True),
+        statistics_note(len(comparison.seeds))
+        if several
+        else "At the end of training, with changes against the baseline.",
+        figure(drawn, "forest", f"Against {comparison.baseline}", FOREST + SEEDS * several, wide=True),
         table(columns, rows, "Results"),
-        bullets([*comparison.notes, *(f"missing: {line}" for line in comparison.missing)], "notes"),
+        bullets(comparison.notes, "notes"),
     )
 
 
-def curves(drawn: Collection[str], only_scaling_differs: bool, baseline: str) -> Markup | None:
+def curves(
+    drawn: Collection[str], only_scaling_differs: bool, baseline: str, metrics: Mapping[str, str]
+) -> Markup | None:
     lead = "Means over the points of a curve; the bar above smooths and switches to a logarithmic axis."
     if only_scaling_differs:
         lead = "Runs of one seed see the same images, times and noise in the same order; only their scaling differs."
     catalogue = [(name, title.format(baseline=baseline), caption) for name, title, caption in CURVES]
+    measured = [(f"metric {name}", label, "Of samples from the EMA network, measured during training.")
+                for name, label in metrics.items()]  # fmt: skip
+    catalogue[3:3] = measured
     return section("curves", "Training", lead, figures(drawn, catalogue))
 
 
@@ -225,24 +240,20 @@ def skips(drawn: Collection[str]) -> Markup | None:
     return section("skips", "Long skips", lead, figures(drawn, SKIPS), more)
 
 
-def samples(views: Sequence[RunView], frames: Sequence[Sequence[Frame]]) -> Markup | None:
-    """The sample grids of all runs at one step, with a slider over the steps."""
-    steps = sorted({frame.step for own in frames for frame in own})
+def samples(views: Sequence[RunView], pictures: Pictures) -> Markup | None:
+    """Real images and the sample grids of all runs at one step, with a slider over the steps."""
+    steps = sorted({sheet.step for own in pictures.samples for sheet in own})
     if not steps:
         return None
     several_seeds = len({view.seed for view in views}) > 1
-    grids = []
-    for view, own in zip(views, frames, strict=True):
-        images = [
-            element("img", src=frame.address, alt=f"Samples of {view.name} at step {frame.step}", width=frame.width,
-                    height=frame.height, data_step=frame.step, class_="pixelated" if frame.pixelated else None,
-                    hidden=frame is not own[-1])
-            for frame in own
-        ]  # fmt: skip
+    first = [_sheets(["Real images"], [views[k] for k in own], [sheet], "real images") for sheet, own in pictures.real]
+    more, shown = [], set[str]()
+    for view, own in zip(views, pictures.samples, strict=True):
         seed = f" · seed {view.seed}" if several_seeds and view.seed is not None else ""
-        title = element("figcaption", element("span", data_swatch=view.index), " ", view.label, seed)
-        if images:
-            grids.append(element("figure", title, images, class_="samples", data_member=member([view])))
+        title = [element("span", data_swatch=view.index), " ", view.label, seed]
+        if own:
+            (more if view.label in shown else first).append(_sheets(title, [view], own, f"samples of {view.name}"))
+            shown.add(view.label)
     slider = None
     if len(steps) > 1:
         last = len(steps) - 1
@@ -250,8 +261,36 @@ def samples(views: Sequence[RunView], frames: Sequence[Sequence[Frame]]) -> Mark
                          data_steps=json.dumps(steps))  # fmt: skip
         output = element("output", f"step {steps[-1]:,}", id="frame-step")
         slider = element("p", element("label", "From first to last ", handle), " ", output, class_="slider")
-    lead = "From the EMA network, and from the same noise in every run."
-    return section("samples", "Samples", lead, slider, element("div", grids, class_="grids"))
+    lead = "From the EMA network, and from the same noise in every run. Press a grid to enlarge it."
+    others = element("details", element("summary", "Samples of the other seeds"), element("div", more, class_="grids"))
+    zoom = element("dialog", element("p", "← → other grids · Esc closes", class_="hint"), element("div"), id="zoom",
+                   aria_label="Enlarged samples")  # fmt: skip
+    grids = element("div", first, class_="grids")
+    return section("samples", "Samples", lead, slider, grids, others if more else None, zoom)
+
+
+def _sheets(title: Child, views: Sequence[RunView], sheets: Sequence[Sheet], name: str) -> Markup:
+    """The grids of one run at several steps, of which the last is shown, with captions below rows or above columns."""
+
+    def captions(texts: Sequence[str]) -> Markup | None:
+        cells = [element("span", text) for text in texts]
+        return element("span", cells, class_="captions", style=f"--columns:{len(texts)}") if texts else None
+
+    last = sheets[-1]
+    parts = [captions(last.heads)]
+    for k in range(len(last.strips)):
+        images = [
+            element("img", src=sheet.strips[k], alt=f"{name}, step {sheet.step}" if sheet.step else name,
+                    width=sheet.width, height=sheet.height, data_step=sheet.step, hidden=sheet is not last)
+            for sheet in sheets
+            if k < len(sheet.strips)
+        ]  # fmt: skip
+        parts += [element("span", images, class_="strip"), captions(last.captions[k]) if last.captions else None]
+    button = element(
+        "button", parts, type="button", class_="sheet", aria_label=f"Enlarge {name}", data_columns=last.columns,
+        data_captioned=bool(last.heads or last.captions),
+    )  # fmt: skip
+    return element("figure", element("figcaption", title), button, class_="samples", data_member=member(views))
 
 
 def robustness(drawn: Collection[str], views: Sequence[RunView]) -> Markup | None:
@@ -263,30 +302,33 @@ def robustness(drawn: Collection[str], views: Sequence[RunView]) -> Markup | Non
 
 
 def evaluation(views: Sequence[RunView]) -> Markup | None:
-    """Every stored evaluation with its card, side by side; fields that differ are marked."""
+    """Every stored evaluation side by side: its metrics, and the fields of its card that differ."""
     columns = [(view.name, [view]) for view in views for _ in view.run.evaluations]
     stored = [evaluation for view in views for evaluation in view.run.evaluations.values()]
     if not stored:
         return None
-    cards = [flatten(one["card"]) for one in stored]
-    metrics = [_cell(card.get("metric")) for card in cards]
-    rows = [Row("metric", metrics, len(set(metrics)) > 1)]
-    for title, key in (("distance", "frechet"), ("KID", "kid")):
-        texts = [_interval(one.get(key), one.get(f"{key}_interval")) for one in stored]
-        if key == "frechet" or set(texts) != {"–"}:
-            rows.append(Row(title, [element("strong", text) for text in texts]))
+    metrics = [{metric.label: metric for metric in stored_metrics(one)} for one in stored]
+    rows = []
+    for label in dict.fromkeys(label for own in metrics for label in own):
+        found = [own.get(label) for own in metrics]
+        texts = ["–" if m is None else with_interval(m.value, m.low, m.high) for m in found]
+        rows.append(Row(label, [element("strong", text) for text in texts]))
+    cards, equal = [flatten(one["card"]) for one in stored], []
     for title, key in CARD.items():
         texts = [_cell(card.get(key)) for card in cards]
         if title == "weights":
-            texts = [text[:12] for text in texts]  # the start of a hash
+            texts = ["–" if text in NO_WEIGHTS else text[:12] for text in texts]  # the start of a hash
         if title == "measured":
             texts = [text[:16].replace("T", " ") for text in texts]  # without seconds and time zone
-        if set(texts) != {"–"}:
-            rows.append(Row(title, texts, len(set(texts)) > 1 and title != "measured"))
+        if len(set(texts)) > 1:
+            rows.append(Row(title, texts, title != "measured"))
+        elif texts[0] != "–":
+            equal.append((title, texts[0]))
     lines = dict.fromkeys(str(note) for card in cards if isinstance(card.get("notes"), tuple) for note in card["notes"])
     lead = "Two distances compare only if their cards agree. Fields that differ are marked."
     cards_table = table(columns, rows, "Evaluation cards")
-    return section("evaluation", "Evaluation cards", lead, cards_table, bullets(list(lines), "notes"))
+    shared = common("The same in all" if len(stored) > 1 else "Card", equal)
+    return section("evaluation", "Evaluation cards", lead, cards_table, shared, bullets(list(lines), "notes"))
 
 
 def configs(views: Sequence[RunView]) -> Markup | None:
@@ -294,14 +336,16 @@ def configs(views: Sequence[RunView]) -> Markup | None:
     known = [view for view in views if view.run.settings]
     if not known:
         return None
-    keys = differing_keys([view.run.settings for view in known])
-    rows = [Row(key, [_cell(view.run.settings.get(key)) for view in known]) for key in keys]
-    rows.append(Row("steps done", [_cell(view.run.logged_step) for view in known]))
+    keys = [key for key in differing_keys([view.run.settings for view in known]) if key != "scaling.kind"]
+    facts: dict[str, list[str]] = {"scaling": [scaling_of(view.run) for view in known]}
+    facts |= {key: [_cell(view.run.settings.get(key)) for view in known] for key in keys}
+    facts["steps done"] = [f"{view.run.logged_step:,}" for view in known]
     records = [flatten(view.run.record) for view in known]
-    sizes = [record.get("parameters") for record in records]
-    rows.append(Row("parameters", [f"{size:,}" if isinstance(size, int) else "–" for size in sizes]))
+    facts["parameters"] = [f"{n:,}" if isinstance(n := record.get("parameters"), int) else "–" for record in records]
     for key in ("device", "versions.torch", "versions.scalelong"):
-        rows.append(Row(key.removeprefix("versions."), [_cell(record.get(key)) for record in records]))
+        facts[key.removeprefix("versions.")] = [_cell(record.get(key)) for record in records]
+    rows = [Row(title, texts) for title, texts in facts.items() if len(set(texts)) > 1]
+    equal = [(title, texts[0]) for title, texts in facts.items() if len(set(texts)) == 1 and texts[0] != "–"]
     complete = []
     for view in known:
         settings = [
@@ -311,19 +355,13 @@ def configs(views: Sequence[RunView]) -> Markup | None:
         summary = element("summary", f"All settings of {view.name}")
         content = element("table", element("tbody", settings))
         complete.append(element("details", summary, content, data_member=member([view])))
-    lead = "These settings differ between the runs; all others are equal." if keys else "All settings are equal."
+    lead = "What differs between the runs; all other settings are equal." if rows else "All settings are equal."
     if len(known) == 1:
         lead = "The settings of this run."
     columns = [(view.name, [view]) for view in known]
-    return section("configs", "Configs", lead, table(columns, rows, "Settings that differ", "setting"), complete)
-
-
-def _interval(value: Any, interval: Any) -> str:
-    if not isinstance(value, (int, float)):
-        return "–"
-    low, high = (interval.get("low"), interval.get("high")) if isinstance(interval, dict) else (None, None)
-    known = isinstance(low, (int, float)) and isinstance(high, (int, float))
-    return with_interval(value, low, high) if known else number(value)
+    differing = table(columns, rows, "Settings that differ", "setting") if rows else None
+    shared = common("The same in all runs" if len(known) > 1 else "This run", equal)
+    return section("configs", "Configs", lead, differing, shared, complete)
 
 
 def _cell(value: Any) -> str:
