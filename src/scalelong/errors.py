@@ -44,7 +44,7 @@ class EvaluationError(ScaleLongError):
 
 
 class ScalingWarning(UserWarning):
-    """A scaling is valid, but the paper's analysis advises against it."""
+    """A scaling is valid, but unlikely to do what was intended, or the paper's analysis advises against it."""
 
 
 class EvaluationWarning(UserWarning):

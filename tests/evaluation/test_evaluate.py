@@ -354,3 +354,31 @@ def test_datasets_by_name_work_on_both_sides(grey, monkeypatch, tmp_path):
     assert "the images are the reference itself" in same.card.notes
     with pytest.raises(EvaluationError, match="expected 200 images.*300"):
         evaluate_images(as_reference("digits:train:300", grey), "digits:train:300", grey, n=200)
+
+
+class Unused:
+    """An extractor that must not be called."""
+
+    name = weights = resize = "unused"
+    is_fid = False
+
+    def __call__(self, images):
+        raise AssertionError("computed features")
+
+
+@pytest.mark.parametrize(
+    ("n", "count", "reference", "metrics", "error"),
+    [
+        (30, 20, 40, None, EvaluationError),  # more than there are
+        (3, 20, 40, None, InvalidValueError),  # KID needs 4
+        (None, 3, 40, None, EvaluationError),
+        (None, 20, 3, None, EvaluationError),
+        (None, 20, "digits:train:99999", None, EvaluationError),
+        (None, 20, 40, ["fidd"], InvalidValueError),
+        (None, 20, 40, [], InvalidValueError),
+    ],
+)
+def test_counts_and_names_are_checked_before_any_features(n, count, reference, metrics, error):
+    reference = pictures(reference) if isinstance(reference, int) else reference
+    with pytest.raises(error):
+        evaluate_images(pictures(count), reference, Unused(), n=n, metrics=metrics)

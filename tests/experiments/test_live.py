@@ -61,7 +61,7 @@ def test_speed_counts_the_steps_of_this_process_only(jobs, monkeypatch):
         log(jobs[0], {"step": step, "loss": 1.0})
         display.refresh()
     assert task.speed == pytest.approx(1.0)
-    assert task.fields["left"] == "0:00:20 left"
+    assert task.fields["left"] == "0:20 left"
     log(jobs[0], {"step": 100, "loss": 1.0})
     display.refresh()
     assert task.fields["left"] == "measuring"
@@ -80,7 +80,7 @@ def test_without_a_terminal_it_prints_plain_lines(jobs, capsys, monkeypatch):
     assert printed.err.splitlines() == [
         "none-seed0: started (gpu 0)",
         "none-seed0: step 10 of 100, loss 0.75, gradient 1.5",
-        "none-seed0: failed with exit code 1 after 0:01:01, loss 0.75, gradient 1.5",
+        "none-seed0: failed with exit code 1 after 1:01, loss 0.75, gradient 1.5",
         "    error: the disk is full",
         "cs-0.7-seed0: done",
     ]

@@ -29,7 +29,9 @@ def test_cs_without_kappa_takes_the_presets():
         ("none,cx", UnknownNameError, "'cx'.*'cs'"),
         ("none,cs,cs", InvalidValueError, "cs-0.7,cs-0.7"),
         ("", InvalidValueError, "none,uniform,cs,ls"),
-        ("cs:abc", InvalidValueError, "'abc'"),
+        ("cs:abc", InvalidValueError, "'cs:abc'"),
+        ("cs:0.5,0.7", InvalidValueError, "'cs:0.5,0.7'"),
+        ("explicit:1,x", UnknownNameError, "'x'"),
         ("ls:0.5", InvalidValueError, "'ls:0.5'"),
         ("cs:0", InvalidValueError, "kappa.*0"),
     ],
@@ -99,3 +101,10 @@ def test_a_run_with_more_steps_than_requested_is_rejected(tmp_path):
 def test_an_invalid_distance_is_rejected(spec, error):
     with pytest.raises(error, match=str(*spec.values())):
         DistanceSpec(**spec)
+
+
+def test_a_list_of_scalings_may_hold_values_of_its_own():
+    variants = scaling_variants("digits", "none,explicit:1,0.7,0.5,cs:0.5,cs,stable:0.3", kappa=0.9)
+    assert [variant.name for variant in variants] == [
+        "none", "explicit-1-0.7-0.5", "cs-0.5", "cs-0.9", "stable-0.3",
+    ]  # fmt: skip

@@ -260,15 +260,17 @@ def test_a_terminal_without_greek_letters_shows_escapes():
     assert "kappa for 3 long skips" in done.stdout
 
 
-def test_progress_of_what_is_named_like_markup_is_shown(capsys):
-    from scalelong.progress import _bar
+def test_progress_of_what_is_named_like_markup_is_shown(capsys, monkeypatch):
+    from scalelong.progress import track
     from scalelong.training.display import Display
+
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
 
     display = Display(MARKUP, 2, 0, 1)
     display.terminal = True
     with display:
         display.say(MARKUP)
-    assert list(_bar([1, 2], MARKUP, 2)) == [1, 2]
+    assert list(track([1, 2], MARKUP)) == [1, 2]
     assert MARKUP in capsys.readouterr().err
 
 

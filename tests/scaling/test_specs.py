@@ -200,7 +200,7 @@ def test_labels_are_short_and_show_what_differs_from_the_default():
         "ls": LearnableScaling(),
         "ls-calibration-ie-shared-False": LearnableScaling("ie", shared=False),
         "ls-reduction-4-activation-mish": LearnableScaling(reduction=4, activation="mish"),
-        "explicit": ExplicitScaling([1, 0.5]),
+        "explicit-1-0.5": ExplicitScaling([1, 0.5]),
         "stable-0.1": StableScaling(),
         "rezero": ReZeroScaling(),
     }
@@ -265,3 +265,32 @@ def test_saved_ls_of_earlier_versions_is_the_papers_form():
     assert spec == LearnableScaling(activation="relu")
     assert spec.label == "ls-activation-relu"
     assert LearnableScaling().label == "ls"
+
+
+# ------------------------------------------------------------------------------------------------- short forms
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("cs:0.5", ConstantScaling(0.5)),
+        ("cs-reverse:0.5", ConstantScaling(0.5, reverse=True)),
+        ("uniform:0.9", UniformScaling(0.9)),
+        ("stable:0.3", StableScaling(0.3)),
+        ("explicit:1,0.7,0.5", ExplicitScaling([1, 0.7, 0.5])),
+        ("explicit:1", ExplicitScaling([1])),
+    ],
+)
+def test_a_short_form_sets_the_value(text, spec):
+    assert parse_scaling(text) == spec
+
+
+@pytest.mark.parametrize("text", ["ls:0.5", "none:1", "cs:", "cs:a", "cs:0.5,0.7", "explicit:", "cs:-1", "cs:nan"])
+def test_a_wrong_short_form_is_rejected(text):
+    with pytest.raises(InvalidValueError):
+        parse_scaling(text)
+
+
+def test_a_value_is_given_once():
+    with pytest.raises(InvalidValueError, match="'cs:0.5'"):
+        parse_scaling("cs:0.5", kappa=0.7)

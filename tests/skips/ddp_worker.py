@@ -101,6 +101,10 @@ def _check_sharded(name: str, decoder: str, folder: str) -> None:
         torch.testing.assert_close(sharded.grad.full_tensor(), whole.grad, rtol=1e-3, atol=1e-5)
     with pytest.raises(scalelong.ScaleLongError, match="wrapped by FSDP"):
         scalelong.remove(net)
+    if torch.distributed.get_rank() == 0:  # alone: an error, not a hang
+        with pytest.raises(scalelong.ScaleLongError, match="not on rank 0 alone"):
+            scalelong.save_scaling(net, folder, timeout=1.0)
+    torch.distributed.barrier()
     scalelong.save_scaling(net, folder)
     again = scalelong.load_scaling(make(name), folder)
     torch.testing.assert_close(run(again, name), run(alone, name))

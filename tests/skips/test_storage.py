@@ -56,7 +56,7 @@ def test_every_kind_of_scaling_comes_back(scaling, tmp_path):
     net = scalelong.apply(make(name), scaling)
     for parameter in scalelong.parameters(net):
         parameter.normal_()
-    scalelong.save_scaling(net, tmp_path)
+    scalelong.save_scaling(net, tmp_path, allow_unscaled=True)
     assert (tmp_path / "scaling.safetensors").exists() == bool(list(scalelong.parameters(net)))
     again = scalelong.load_scaling(scalelong.apply(make(name), ConstantScaling(0.5)), tmp_path)
     assert torch.equal(run(again, name), run(net, name))
@@ -68,7 +68,7 @@ def test_saving_again_leaves_no_old_weights(tmp_path):
     scalelong.save_scaling(net, tmp_path)
     scalelong.save_scaling(scalelong.apply(net, ConstantScaling(0.7), replace=True), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["scaling.json"]
-    scalelong.save_scaling(scalelong.remove(net), tmp_path)
+    scalelong.save_scaling(scalelong.remove(net), tmp_path, allow_unscaled=True)
     scaled = scalelong.apply(make("StackedUNet"), ConstantScaling(0.7))
     assert scaling_of(scalelong.load_scaling(scaled, tmp_path)) is None
 

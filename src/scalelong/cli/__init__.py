@@ -21,6 +21,10 @@ def main(argv: list[str] | None = None) -> None:
         print(f"error: the scalelong command needs {error.name}: pip install 'scalelong[train]'", file=sys.stderr)
         raise SystemExit(1) from None
 
+    if argv is None:
+        from scalelong.cli import _shared
+
+        _shared.STANDALONE = True
     for stream in (sys.stdout, sys.stderr):  # print κ and undecodable file names as escapes where they cannot be shown
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")

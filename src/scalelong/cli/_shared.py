@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
+
+from scalelong.cli import _names as names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,23 +23,44 @@ if TYPE_CHECKING:
 # Options that several commands take. Defaults stand in the signatures.
 PresetName = Annotated[
     str | None,
-    Argument(help="Name of a preset; `scalelong presets` lists them. Default: digits, or what fits --data."),
+    Argument(
+        help="Name of a preset; `scalelong presets` lists them. Default: digits, or what fits --data.",
+        autocompletion=names.complete_preset,
+    ),
 ]
 ConfigFile = Annotated[
     Path | None, Option("--config", help="A YAML or JSON file of settings; `scalelong presets NAME --yaml` prints one.")
 ]
-DataName = Annotated[str | None, Option("--data", help="A dataset name, a folder, an archive, a .npy file or hf:NAME.")]
-RunFolder = Annotated[Path, Argument(help="A run folder.")]
+DataName = Annotated[
+    str | None,
+    Option(
+        "--data",
+        help="A dataset name, a folder, an archive, a .npy file or hf:NAME.",
+        autocompletion=names.complete_data,
+    ),
+]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.", autocompletion=names.complete_run)]
+Open = Annotated[bool, Option("--open", help="Open the page in a browser, where there is one.")]
 DatasetName = Annotated[
     str,
-    Argument(metavar="NAME", help="A dataset name, a folder or archive of images, a .npy or .npz file, or hf:NAME."),
+    Argument(
+        metavar="NAME",
+        help="A dataset name, a folder or archive of images, a .npy or .npz file, or hf:NAME.",
+        autocompletion=names.complete_data,
+    ),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print no progress.")]
 Figure = Annotated[Path | None, Option(help="Write the figure to this file (.png, .svg or .pdf).")]
 Jobs = Annotated[int | None, Option(help="Runs in parallel. Default: one per GPU, or one per CPU core.")]
 Settings = Annotated[
-    list[str] | None, Option("--set", help="Any setting; repeatable: train.lr=1e-3, checkpoint.every=100, …")
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting; repeatable: train.lr=1e-3, checkpoint.every=100, …",
+        autocompletion=names.complete_setting,
+    ),
 ]
 # How images become data: `data prepare` and everything that trains take the same options.
 ImageSize = Annotated[int | None, Option(help="Center-crop and resize to this many pixels.")]
@@ -46,11 +70,20 @@ Holdout = Annotated[float | None, Option(help="Fraction of train to hold out for
 SkipBad = Annotated[bool, Option("--skip-bad", help="Skip unreadable files and list them.")]
 BatchSize = Annotated[int, Option(help="Images per batch.")]
 Device = Annotated[str | None, Option(help="cpu, cuda or mps. Default: the fastest available device.")]
-Precision = Annotated[str, Option(help="Precision of sampling: fp32, bf16 or fp16.")]
+Precision = Annotated[
+    str, Option(help="Precision of sampling: fp32, bf16 or fp16.", autocompletion=names.one_of(names.PRECISIONS))
+]
+Extractor = Annotated[
+    str,
+    Option(help="inception (FID) or pixels (8×8 means, not FID).", autocompletion=names.one_of(names.EXTRACTORS)),
+]
 Weights = Annotated[Path | None, Option(help="A local file with the extractor's weights.")]
 Sampler = Annotated[
     str | None,
-    Option(help="euler-maruyama, euler-ode, dpm-solver-fast, ddpm, ddim or dpm-solver++. Default: the run's."),
+    Option(
+        help=f"{', '.join(names.SAMPLERS[:-1])} or {names.SAMPLERS[-1]}. Default: the run's.",
+        autocompletion=names.one_of(names.SAMPLERS),
+    ),
 ]
 SamplerSteps = Annotated[int | None, Option(help="Network evaluations per image. Default: the run's.")]
 Guidance = Annotated[
@@ -95,6 +128,50 @@ def check_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
             raise invalid(f"--{name.replace('_', '-')}", "an integer >= 1", count)
+
+
+def check_sampling(sampler: str | None, precision: str, extractor: str | None = None) -> None:
+    """Check names before torch is imported, which takes a second or two."""
+    names.check_name("sampler", sampler, names.SAMPLERS)
+    names.check_name("precision", precision, names.PRECISIONS)
+    names.check_name("extractor", extractor, names.EXTRACTORS)
+
+
+STANDALONE = False  # whether this process runs one command and nothing else; set by `main`
+
+
+def import_networks() -> None:
+    """Import diffusers' networks without the packages that it imports only because they are installed.
+
+    peft, transformers and accelerate take longer than torch and diffusers together, and loading and running a network
+    needs none. diffusers remembers in this process that they are missing, so this is for a process of ours only.
+    """
+    optional = ("accelerate", "peft", "scipy", "torch._dynamo", "transformers")
+    if not STANDALONE or "diffusers" in sys.modules:
+        return
+    hidden = dict.fromkeys(name for name in optional if name not in sys.modules)
+    sys.modules.update(hidden)  # type: ignore[arg-type]  # None: not importable
+    try:
+        import diffusers.models.unets
+        from diffusers import UNet2DModel  # noqa: F401
+
+        diffusers.utils.logging.set_verbosity_error()  # it recommends to install accelerate
+    except ImportError:
+        pass  # the load that needs it says so
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
+
+
+def open_page(page: Path) -> None:
+    """Open a page in a browser, unless there is none, no display, or this is a continuous-integration job."""
+    import webbrowser
+
+    unattended = bool(os.environ.get("CI")) or "PYTEST_CURRENT_TEST" in os.environ
+    screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    opened = bool(screen) and not unattended and webbrowser.open(page.resolve().as_uri())
+    if not opened:
+        typer.echo(f"no browser here; open {page.resolve()}", err=True)
 
 
 def sampling_request(

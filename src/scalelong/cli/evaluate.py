@@ -33,7 +33,7 @@ def evaluate(
     n: Annotated[
         int | None, Option("--n", "-n", help="Number of images. Default: 10000 for a run, all of a folder.")
     ] = None,
-    extractor: Annotated[str, Option(help="inception (FID) or pixels (8×8 means, not FID).")] = "inception",
+    extractor: shared.Extractor = "inception",
     weights: shared.Weights = None,
     sampler: shared.Sampler = None,
     steps: shared.SamplerSteps = None,
@@ -62,13 +62,10 @@ def evaluate(
       scalelong evaluate runs/a runs/b --compare
     """
     from scalelong.errors import InvalidValueError
-    from scalelong.evaluation import build_extractor, evaluate_images
-    from scalelong.evaluation.evaluate import dataset_name
-    from scalelong.evaluation.images import FolderImages
     from scalelong.files import check_target
-    from scalelong.runs import Run, load_run
-    from scalelong.runs.generate import best_device
+    from scalelong.runs.run import Run, load_run
 
+    shared.check_sampling(sampler, precision, extractor)
     runs = runs or []
     if compare and (images is not None or reference is not None):
         raise InvalidValueError("--compare reads stored evaluations; leave out --images and --reference")
@@ -86,14 +83,22 @@ def evaluate(
     shared.check_counts(n=n, batch_size=batch_size)
     if out is not None:
         check_target(out)
-    # Check everything that is cheap to check before downloading weights or computing a reference.
+    config = Run(runs[0]).config if images is None else None
+
+    from scalelong.evaluation import build_extractor, evaluate_images
+    from scalelong.evaluation.evaluate import check_counts, dataset_name
+    from scalelong.evaluation.images import FolderImages
+    from scalelong.runs.generate import best_device
+
+    # Check everything that is cheap to check before downloading weights or computing features.
     source: Any = images if images is None or dataset_name(images) else FolderImages(images)
+    n = 10_000 if n is None and images is None else n
     options: dict[str, Any] = {"sampler": sampler, "steps": steps, "guidance": guidance, "precision": precision}
     request = None
-    if images is None:
-        request = shared.sampling_request(
-            Run(runs[0]).config, **options, n=10_000 if n is None else n, seed=seed, batch_size=batch_size
-        )
+    if config is not None:
+        assert n is not None
+        request = shared.sampling_request(config, **options, n=n, seed=seed, batch_size=batch_size)
+    check_counts(source, reference, n)
     device, first = _join_processes(device)
     target = best_device(device)
     network: Any = build_extractor(extractor, weights)

@@ -1,19 +1,30 @@
 """`scalelong train`, `sample`, `compare` and `report`: make runs, sample from them, compare and show them."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
+from scalelong.cli import _names as names
 from scalelong.cli import _shared as shared
+
+if TYPE_CHECKING:
+    from scalelong.runs import Config
 
 
 def train(
     preset: shared.PresetName = None,
     config: shared.ConfigFile = None,
     scaling: Annotated[
-        str | None, Option(help="none, uniform, cs, cs-reverse, ls, stable or rezero. Default: the preset's.")
+        str | None,
+        Option(
+            help="none, uniform, cs, cs-reverse, ls, stable or rezero; cs:0.5 sets κ, explicit:1,0.7,0.5 sets κ_1…κ_N. "
+            "Default: the preset's.",
+            autocompletion=names.complete_scaling,
+        ),
     ] = None,
     kappa: Annotated[float | None, Option(help="κ of cs, cs-reverse and uniform.")] = None,
     data: shared.DataName = None,
@@ -48,7 +59,7 @@ def train(
     from scalelong.runs.run import Run
     from scalelong.training.presets import choose, default_out
 
-    if kappa is not None and scaling not in (None, "cs", "cs-reverse", "uniform"):
+    if kappa is not None and (scaling or "cs").partition(":")[0] not in ("cs", "cs-reverse", "uniform"):
         raise InvalidValueError(f"--kappa {kappa:g} needs --scaling cs, cs-reverse or uniform, got {scaling!r}")
     begun = shared.start(
         preset, config, settings, steps=steps, data=data, image_size=image_size, channels=channels,
@@ -67,6 +78,11 @@ def train(
         typer.echo(f"run folder: {folder}", err=True)
         return
 
+    if _is_finished(chosen, folder):
+        if not quiet:
+            typer.echo(f"{folder} is finished: {chosen.train.steps} of {chosen.train.steps} steps", err=True)
+        return
+
     from scalelong.training.loop import train as run_training
 
     result = run_training(chosen, folder, quiet=quiet)
@@ -76,12 +92,34 @@ def train(
         typer.echo(f"finished: {folder} (model/ holds the EMA network, metrics.jsonl the curves)", err=True)
 
 
+def _is_finished(config: Config, folder: Path) -> bool:
+    """Whether the run has nothing left to do. Checked first, because what training imports takes seconds."""
+    from scalelong.errors import RunError
+    from scalelong.runs.config import differences
+    from scalelong.runs.run import Run
+
+    run = Run(folder)
+    try:
+        if not run.exists or differences(run.config, config) or run.step != config.train.steps:
+            return False
+    except RunError:
+        return False  # training says what is wrong with the folder
+    if config.data.name in names.DATASETS:
+        return True
+    from scalelong.training.examples import Examples  # the files behind a path may have changed
+
+    stored = run.record.get("data", {}).get("fingerprint")
+    return bool(stored == Examples(config, config.data.split).images.fingerprint)
+
+
 def sample(
     run: shared.RunFolder,
     n: Annotated[int, Option("--n", "-n", help="Number of images.")] = 64,
     out: Annotated[
-        Path | None, Option(help="A .png file for one grid, or a folder of images. Default: RUN/samples/….png.")
+        str | None,
+        Option(metavar="PATH", help="A .png file for one grid, or a folder of images. Default: RUN/samples/….png."),
     ] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace the samples in the folder --out.")] = False,
     sampler: shared.Sampler = None,
     steps: shared.SamplerSteps = None,
     guidance: shared.Guidance = None,
@@ -94,8 +132,11 @@ def sample(
     batch_size: shared.BatchSize = 64,
     precision: shared.Precision = "fp32",
     device: shared.Device = None,
+    json: shared.Json = False,
 ) -> None:
     """Sample images from a trained run.
+
+    A folder that already has samples of other settings is refused, so that sets do not mix.
 
     Examples:
 
@@ -105,43 +146,73 @@ def sample(
 
       scalelong sample runs/digits-class --class 3 --n 16 --out threes/
     """
+    from scalelong.cli._samples import Target
+    from scalelong.runs.run import Run
+
+    shared.check_sampling(sampler, precision)
+    shared.check_counts(n=n, batch_size=batch_size, steps=steps)
+    target = None if out is None else Target.parse(out)
+    config = Run(run).config
+    if config.data.text is None and config.data.vae is None:
+        shared.import_networks()
+
+    import time
+
     import numpy as np
 
     from scalelong.data.images import save_grid
-    from scalelong.files import atomic_file, check_target
-    from scalelong.progress import track
-    from scalelong.runs import load_run
+    from scalelong.diffusion.samplers import get_sampler
+    from scalelong.progress import Tracker
     from scalelong.runs.generate import best_device, captions_of, grid_columns
+    from scalelong.runs.run import load_run
 
-    shared.check_counts(n=n, batch_size=batch_size)
-    if out is not None:
-        check_target(out, folder=out.suffix.lower() != ".png")
-    trained = load_run(run)
     request = shared.sampling_request(
-        trained.config, sampler=sampler, steps=steps, guidance=guidance, precision=precision, n=n, seed=seed,
+        config, sampler=sampler, steps=steps, guidance=guidance, precision=precision, n=n, seed=seed,
         first=first, batch_size=batch_size, classes=classes or None, prompts=prompts or None,
     )  # fmt: skip
-    batches = trained.generate(request, trained.net.to(best_device(device)))
-    images = np.concatenate(list(track(batches, "sampling", total=-(-n // batch_size))))
-    target = out or trained.samples_path / f"sample-step{trained.step}-seed{seed}.png"
-    if target.suffix.lower() == ".png":
-        captions = captions_of(trained.config, trained.facts, request)
-        save_grid(images, target, grid_columns(trained.facts, request), captions)
+    evaluations = get_sampler(request.sampler).evaluations(request.steps)
+    trained = load_run(run)
+    settings = {
+        "run": trained.name, "step": trained.step, "sampler": request.sampler, "steps": evaluations,
+        "guidance": request.guidance, "seed": seed, "precision": precision, "classes": classes or None,
+        "prompts": prompts or None,
+    }  # fmt: skip
+    if target is None:
+        name = f"sample-step{trained.step}-{request.sampler}-{evaluations}-seed{seed}.png"
+        target = Target(trained.samples_path / name, folder=False)
+    old = target.check_empty(first, n, settings, overwrite) if target.folder else []
+    net = trained.net.to(best_device(device))
+    batches = trained.generate(request, net)
+    started = time.monotonic()
+    with Tracker("sampling", -(-n // batch_size) * evaluations) as tracker:
+        hook = net.register_forward_hook(lambda *_: tracker.advance())
+        images = np.concatenate(list(batches))
+        hook.remove()
+    seconds = time.monotonic() - started
+    if target.folder:
+        for path in old:
+            path.unlink()
+        target.write(images, first, settings)
     else:
-        from PIL import Image
-
-        for k, image in enumerate(images, start=first):
-            picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-            with atomic_file(target / f"{k:06d}.png") as temporary:
-                picture.save(temporary, format="PNG")
-    typer.echo(str(target))
+        captions = captions_of(trained.config, trained.facts, request)
+        save_grid(images, target.path, grid_columns(trained.facts, request), captions)
+    if json:
+        shared.echo_json({"path": str(target.path), "n": n, "first": first, **settings, "seconds": round(seconds, 3)})
+    else:
+        speed = f"{seconds:.1f} s, {n / seconds:.3g} images/s"
+        typer.echo(f"{target.path}: {n} images, {request.sampler}, {evaluations} steps, {speed}")
 
 
 def compare(
     preset: shared.PresetName = None,
     config: shared.ConfigFile = None,
     scalings: Annotated[
-        str, Option(help="The baseline first: none, uniform, cs, cs-reverse, ls, stable, rezero; cs:0.5 sets κ.")
+        str,
+        Option(
+            help="The baseline first: none, uniform, cs, cs-reverse, ls, stable, rezero; cs:0.5 sets κ, "
+            "explicit:1,0.7,0.5 sets κ_1…κ_N.",
+            autocompletion=names.complete_scaling,
+        ),
     ] = "none,uniform,cs,ls",
     seeds: Annotated[str, Option(help="Number of seeds, or a list of seeds such as 4,7.")] = "3",
     steps: Annotated[int | None, Option(help="Steps of every run.")] = None,
@@ -160,6 +231,7 @@ def compare(
     out: Annotated[Path | None, Option(help="Output folder. Default: runs/compare-PRESET.")] = None,
     jobs: shared.Jobs = None,
     report: Annotated[bool, Option("--report/--no-report", help="Write OUT/report.html at the end.")] = True,
+    open_page: shared.Open = False,
     json: shared.Json = False,
     quiet: shared.Quiet = False,
 ) -> None:
@@ -201,7 +273,10 @@ def compare(
     else:
         print_comparison(result.comparison, shared.console())
     if report and result.comparison.runs:
-        typer.echo(f"page: {write_report([folder], folder / 'report.html')}", err=json)
+        page = write_report([folder], folder / "report.html")
+        typer.echo(f"page: {page}", err=json)
+        if open_page:
+            shared.open_page(page)
     if not result.comparison.complete:
         for ending in result.failures:
             title = f"error: {ending.job.name} {ending.reason()}; the last lines of its log:"
@@ -210,10 +285,14 @@ def compare(
 
 
 def report(
-    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")],
+    runs: Annotated[
+        list[Path],
+        Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.", autocompletion=names.complete_run),
+    ],
     out: Annotated[
         Path | None, Option(help="Default: report.html in RUN, or in the current folder for several runs.")
     ] = None,
+    open_page: shared.Open = False,
 ) -> None:
     """Write one self-contained HTML page: curves, oscillation, κ, samples, evaluation cards, configs.
 
@@ -227,3 +306,5 @@ def report(
 
     page = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     typer.echo(f"page: {write_report(runs, page)}")
+    if open_page:
+        shared.open_page(page)

@@ -11,12 +11,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from scalelong.data import CATALOG
+import numpy as np
+from torch import Tensor
+
+from scalelong.data import CATALOG, load
 from scalelong.errors import EvaluationError, EvaluationWarning, InvalidValueError, suggestion, unknown
 from scalelong.evaluation.card import Card, Generation, from_json, now, versions
 from scalelong.evaluation.extractors import Extractor, FeatureExtractor, build_extractor
-from scalelong.evaluation.images import FolderImages, channels_of, rank_and_world
-from scalelong.evaluation.metrics import METRICS, MetricValue, select_metrics
+from scalelong.evaluation.images import FolderImages, channels_of, image_stream, rank_and_world
+from scalelong.evaluation.metrics import METRICS, MetricValue, check_metrics, select_metrics
 from scalelong.evaluation.reference import BATCH, Reference, dataset_reference, images_reference, read_reference
 from scalelong.files import write_text
 
@@ -172,8 +175,9 @@ def evaluate_images(
         result = evaluate_images("samples/", "cifar10:train", n=10_000)
         result.values["fid"].value, result.values["fid"].interval
     """
-    network = build_extractor(extractor)
     images, reference = match_channels(images, reference)
+    check_counts(images, reference, n, metrics)
+    network = build_extractor(extractor)
     target = as_reference(reference, network, batch_size)
     measured = as_reference(images, network, batch_size, n, name, seed)
     card = measured.card
@@ -230,6 +234,30 @@ def as_reference(
         if (got := getattr(card, field)) != expected:
             raise EvaluationError(f"the statistics of {card.name} have {field} {got}, expected {expected}")
     return source
+
+
+def check_counts(images: Any, reference: Any, n: int | None, metrics: Collection[str] | None = None) -> None:
+    """Raise if there are too few images, before any features are computed. A stream of unknown length passes."""
+    available, of_reference = (_count(source) for source in (images, reference))
+    if n is not None and available is not None and n > available:
+        raise EvaluationError(f"expected {n:,} images, but {image_stream(images).name} has {available:,}; use fewer")
+    check_metrics(metrics, n, available, of_reference)
+
+
+def _count(source: Any) -> int | None:
+    """Return how many images a source has, None if only reading it can tell."""
+    if (dataset := dataset_name(source)) is not None:
+        name, split, first = dataset
+        total = len(load(name, split))
+        if first is not None and first > total:
+            raise EvaluationError(
+                f"expected {first:,} images, but {name} ({split}) has {total:,}; use a smaller number"
+            )
+        return total if first is None else first
+    if isinstance(source, Reference):
+        return None if source.features.kept is None else source.card.n
+    holder = getattr(source, "images", source)
+    return len(holder) if isinstance(holder, (np.ndarray, Tensor)) else getattr(source, "length", None)
 
 
 def match_channels(images: Any, reference: Any, channels: int | None = None) -> tuple[Any, Any]:

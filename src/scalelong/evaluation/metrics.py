@@ -48,7 +48,29 @@ class Metric:
     compute: Callable[[FeatureSet, FeatureSet, bool, int], MetricValue]
     applies: Callable[[FeatureExtractor], bool] = lambda extractor: True
     needs_features: bool = False  # of the reference, whose moments are enough otherwise
+    least: int = 2  # images on each side
     higher_is_better: bool = False
+
+
+def check_metrics(names: Collection[str] | None, n: int | None, *counts: int | None) -> None:
+    """Raise for an unknown metric or too few images, before any features are computed.
+
+    counts: the images of samples and reference, None where the number (or a feature for each) is not known.
+    """
+    for name in names or ():
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS)
+    if names is not None and not names:
+        raise invalid("metrics", "at least one name", list(names))
+    if names is None:  # all that can be computed: with the moments of a reference alone, those that need no features
+        names = [name for name, metric in METRICS.items() if counts[-1] is not None or not metric.needs_features]
+    smallest = min((count for count in counts if count is not None), default=None)
+    for name in names:
+        least = METRICS[name].least
+        if n is not None and n < least:
+            raise invalid("n", f">= {least} for {name}", n)
+        if smallest is not None and smallest < least:
+            raise EvaluationError(f"{name} needs at least {least} images on each side, got {smallest}")
 
 
 def select_metrics(
@@ -60,13 +82,9 @@ def select_metrics(
     if names is None:
         return possible
     for name in names:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
         if name not in possible:
             source = "a reference with moments only" if METRICS[name].applies(extractor) else extractor.name
             raise EvaluationError(f"cannot compute {name!r} from {source}; possible: {', '.join(possible)}")
-    if not names:
-        raise invalid("metrics", "at least one name", list(names))
     return list(names)
 
 
@@ -246,5 +264,5 @@ def _check_widths(first: int, second: int) -> None:
 METRICS: dict[str, Metric] = {
     "fid": Metric("FID", _frechet, applies=lambda extractor: extractor.is_fid),
     "frechet": Metric("Fréchet distance of {extractor} (not FID)", _frechet, applies=lambda e: not e.is_fid),
-    "kid": Metric("KID", _kernel, needs_features=True),
+    "kid": Metric("KID", _kernel, needs_features=True, least=4),
 }

@@ -3,22 +3,21 @@
 import sys
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn
+from rich.progress import Task
 
 from scalelong._text import number
 from scalelong.experiments.plan import Job
 from scalelong.experiments.scheduler import Ending, Slot
+from scalelong.progress import bars, duration
 from scalelong.runs.logs import Tail
 
 LINES_EVERY = 10.0  # seconds between progress lines without a terminal
 ROWS = 30  # bars shown at most
 METRICS = {"loss": "loss", "val_loss": "validation", "grad_norm": "gradient"}
-MARKS = {"failed": "[red]✗[/]", "running": "[cyan]▸[/]", "stopped": "[yellow]■[/]", "waiting": "[dim]·[/]",
-         "done": "[green]✓[/]"}  # fmt: skip  # in the order in which rows are kept
+MARKS = {"failed": ("✗", "red"), "running": ("▸", "cyan"), "stopped": ("■", "yellow"), "waiting": ("·", "dim"),
+         "done": ("✓", "green")}  # fmt: skip  # in the order in which rows are kept
 
 
 class Live:
@@ -27,15 +26,10 @@ class Live:
     def __init__(self, jobs: Sequence[Job], *, quiet: bool = False) -> None:
         self.quiet = quiet
         self.terminal = sys.stderr.isatty() and not quiet
-        columns = [TextColumn("{task.fields[mark]} {task.description}"), BarColumn(bar_width=12), MofNCompleteColumn()]
-        columns += [TextColumn(f"[dim]{title}[/] {{task.fields[{name}]}}") for name, title in METRICS.items()]
-        columns.append(TextColumn("{task.fields[left]}"))
-        console = Console(stderr=True, emoji=False)
-        self.progress = Progress(*columns, console=console, refresh_per_second=4, disable=not self.terminal)
+        self.progress = bars(refresh_per_second=4, disable=not self.terminal)
         self.tails = {job.name: Tail(job.folder / "metrics.jsonl") for job in jobs}
-        empty: dict[str, Any] = dict.fromkeys(["mark", *METRICS, "left"], "")
         for job in jobs:
-            self.progress.add_task(job.name, start=False, total=job.config.train.steps, **empty)
+            self.progress.add_task(job.name, start=False, total=job.config.train.steps, left="", values=())
         self.tasks: dict[str, Task] = {task.description: task for task in self.progress.tasks}
         self.status = dict.fromkeys(self.tasks, "waiting")
         self._last_lines = time.monotonic()
@@ -65,8 +59,8 @@ class Live:
         self._show()
         if ending.ran and self.terminal:
             return
-        took = f" after {timedelta(seconds=round(ending.seconds))}" if ending.seconds else ""
-        self.say(f"{name}: {ending.reason()}{took}{self._metrics(name)}")
+        took = f" after {duration(ending.seconds)}" if ending.seconds else ""
+        self.say(", ".join([f"{name}: {ending.reason()}{took}", *self.tasks[name].fields["values"]]))
         if self.status[name] == "failed":
             for line in ending.lines:
                 self.say(f"    {line}")
@@ -80,9 +74,8 @@ class Live:
             self._last_lines = time.monotonic()
             for task in running:
                 if 0 < task.completed < (task.total or 0):
-                    left = f", {task.fields['left']}" if task.fields["left"] else ""
-                    metrics = self._metrics(task.description)
-                    self.say(f"{task.description}: step {task.completed:.0f} of {task.total:.0f}{metrics}{left}")
+                    step = f"{task.description}: step {task.completed:.0f} of {task.total:.0f}"
+                    self.say(", ".join(filter(None, [step, task.fields["left"], *task.fields["values"]])))
 
     def say(self, line: str) -> None:
         if self.terminal:
@@ -93,15 +86,11 @@ class Live:
     def _read(self, name: str) -> None:
         """Update the bar and the metrics of a job from its log."""
         task, latest = self.tasks[name], self.tails[name].read()
-        metrics: dict[str, Any] = {key: number(latest[key]) if _is_number(latest.get(key)) else "" for key in METRICS}
-        self.progress.update(task.id, completed=_step(latest), **metrics)
+        values = [f"{title} {number(latest[key])}" for key, title in METRICS.items() if _is_number(latest.get(key))]
+        self.progress.update(task.id, completed=_step(latest), values=values)
         seconds = task.time_remaining
-        left = "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
+        left = "" if seconds is None else f"{duration(seconds)} left"
         self.progress.update(task.id, left="measuring" if task.finished else left)
-
-    def _metrics(self, name: str) -> str:
-        fields = self.tasks[name].fields
-        return "".join(f", {title} {fields[key]}" for key, title in METRICS.items() if fields[key])
 
     def _show(self) -> None:
         """Update the marks, and hide the least interesting runs if a terminal cannot show all of them."""

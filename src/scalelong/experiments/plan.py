@@ -8,6 +8,7 @@ from pathlib import Path
 from scalelong.errors import InvalidValueError, RunError, invalid, unknown
 from scalelong.runs.config import Config, differences
 from scalelong.runs.run import Run
+from scalelong.scaling import split_scalings
 from scalelong.training.presets import choose
 
 SCALINGS = "none,uniform,cs,ls"
@@ -79,7 +80,7 @@ def scaling_variants(
 
     Args:
         preset: Name of a preset, or the config to start from.
-        scalings: Comma-separated NAME or NAME:κ; the first is the baseline.
+        scalings: Comma-separated NAME or NAME:VALUE (`explicit:1,0.7,0.5` too); the first is the baseline.
         kappa: κ of `cs` and `cs-reverse` entries that have none of their own.
         steps: Training steps of every run.
         settings: `KEY=VALUE` settings of every run.
@@ -87,15 +88,9 @@ def scaling_variants(
     if any(setting.partition("=")[0].strip() == "seed" for setting in settings):
         raise InvalidValueError("--set seed=… is not allowed in a comparison; choose the seeds with --seeds")
     variants = []
-    for word in filter(None, map(str.strip, scalings.split(","))):
-        name, colon, number = word.partition(":")
-        try:
-            own = float(number) if colon else kappa if name in ("cs", "cs-reverse") else None
-        except ValueError:
-            raise invalid(f"κ in scaling {word!r}", "a number", number) from None
-        config = choose(preset, scaling=name, kappa=own, steps=steps, settings=list(settings))
-        if colon and config.scaling.kappa_option is None:
-            raise invalid("a scaling with :κ", "uniform, cs or cs-reverse", word)
+    for word in split_scalings(scalings):
+        own = kappa if word.strip().lower() in ("cs", "cs-reverse") else None
+        config = choose(preset, scaling=word, kappa=own, steps=steps, settings=list(settings))
         variants.append(Variant(config.scaling.label, config))
     return check_variants(variants)
 

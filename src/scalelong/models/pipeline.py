@@ -93,7 +93,7 @@ class ScaleLongPipeline(DiffusionPipeline):
             return
         with unscaled(self.unet):
             super().save_pretrained(save_directory, *args, **kwargs)
-        save_scaling(self.unet, Path(save_directory) / "unet")
+        save_scaling(self.unet, Path(save_directory) / "unet", allow_unscaled=True)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *args: Any, **kwargs: Any) -> "ScaleLongPipeline":

@@ -60,7 +60,7 @@ def save_network(net: nn.Module, folder: Path) -> None:
     else:
         with unscaled(net):
             net.save_pretrained(folder)  # type: ignore[operator]
-        save_scaling(net, folder)
+        save_scaling(net, folder, allow_unscaled=True)
 
 
 def load_network(folder: Path, build: Callable[[], nn.Module]) -> nn.Module:
@@ -93,13 +93,15 @@ def load_network(folder: Path, build: Callable[[], nn.Module]) -> nn.Module:
 
 def _class(name: Any) -> Any:
     """Return the class of a network of this package or of diffusers, None for any other name."""
-    import diffusers
+    if name in ("UNet2DModel", "UNet2DConditionModel"):
+        import diffusers
 
+        return getattr(diffusers, name)
+    if name != "UViT":
+        return None
     from scalelong.models import UViT
 
-    if name in ("UNet2DModel", "UNet2DConditionModel"):
-        return getattr(diffusers, name)
-    return UViT if name == "UViT" else None
+    return UViT
 
 
 @dataclass(frozen=True)

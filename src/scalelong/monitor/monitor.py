@@ -20,7 +20,7 @@ from scalelong.monitor.probe import Inputs, Probe, as_probe, from_batch
 from scalelong.monitor.recorder import Hooks, Norms, ParameterNorms, Recorder
 from scalelong.monitor.snapshot import Buffer, Layout, Snapshot, Window, make_entry
 from scalelong.monitor.summary import Summary, scalars
-from scalelong.skips.application import unwrapped
+from scalelong.skips.application import scaled_root
 from scalelong.skips.sites import Site
 
 LOGGER = logging.getLogger("scalelong")
@@ -87,7 +87,7 @@ class StabilityMonitor:
             raise invalid("times", "an increasing range of timesteps such as (0, 1000)", times)
         if any(cls.__name__ in ("FullyShardedDataParallel", "FSDPModule") for cls in type(net).__mro__):
             raise ScalingStateError("the monitor cannot record a network sharded by FSDP; use DistributedDataParallel")
-        self.net, self.root = net, unwrapped(net, allow_wrappers=True)
+        self.net, self.root = net, scaled_root(net)
         self.points = find_points(self.root, sites)
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         self.every = 0 if distributed and torch.distributed.get_rank() > 0 else every

@@ -202,16 +202,16 @@ class Run:
         """
         from scalelong.diffusion.samplers import get_sampler
         from scalelong.evaluation.card import Generation
-        from scalelong.evaluation.evaluate import as_reference, evaluate_images, match_channels
+        from scalelong.evaluation.evaluate import as_reference, check_counts, evaluate_images, match_channels
         from scalelong.evaluation.extractors import build_extractor
         from scalelong.evaluation.images import rank_and_world
 
-        features, config = build_extractor(extractor), self.config
-        if reference is None:
-            target = training_reference(config, features)
-        else:
-            channels = 3 if config.data.vae else self.facts.shapes.channels
-            target = as_reference(match_channels(None, reference, channels)[1], features)
+        config = self.config
+        if reference is not None:
+            reference = match_channels(None, reference, 3 if config.data.vae else self.facts.shapes.channels)[1]
+        check_counts(None, reference, request.n)
+        features = build_extractor(extractor)
+        target = training_reference(config, features) if reference is None else as_reference(reference, features)
         step = self.step if step is None else step
         rank, world = rank_and_world()
         shares = [len(range(other, request.n, world)) for other in range(world)]

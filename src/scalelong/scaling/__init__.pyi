@@ -15,3 +15,4 @@ from scalelong.scaling.specs import UniformScaling as UniformScaling
 from scalelong.scaling.specs import kappa_notices as kappa_notices
 from scalelong.scaling.specs import parse_scaling as parse_scaling
 from scalelong.scaling.specs import scaling_names as scaling_names
+from scalelong.scaling.specs import split_scalings as split_scalings

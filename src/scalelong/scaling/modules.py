@@ -16,10 +16,12 @@ class SkipScaling(nn.Module):
     spec: Scaling
     sites: tuple[Any, ...] = ()  # where it acts; set by `scalelong.skips`
     placement: str = "join"
+    reached: set[int] | None = None  # the skips of the first training pass, None after it
 
     def __init__(self, spec: Scaling) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.reached = spec, set()
+        self.register_forward_pre_hook(_record_reached)
 
     def scale(self, skip: Tensor, i: int) -> Tensor:
         """Return κ_i·skip, never in place; κ_i = 1 returns the skip itself."""
@@ -28,6 +30,11 @@ class SkipScaling(nn.Module):
 
     def extra_repr(self) -> str:
         return repr(self.spec)
+
+
+def _record_reached(scaler: SkipScaling, args: tuple[Tensor, int]) -> None:
+    if not torch.compiler.is_compiling() and scaler.training and scaler.reached is not None:
+        scaler.reached.add(args[1])
 
 
 class FixedSkips(SkipScaling):

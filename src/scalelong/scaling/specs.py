@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scalelong._text import number
-from scalelong.errors import ScalingWarning, UnsupportedNetworkError, invalid, unknown
+from scalelong.errors import InvalidValueError, ScalingWarning, UnsupportedNetworkError, invalid, unknown
 
 if TYPE_CHECKING:
     from scalelong.scaling.modules import SkipScaling
@@ -62,6 +62,7 @@ class Scaling:
         kind: Name in JSON files and on the command line.
         aliases: Further command-line names, with the options they imply.
         kappa_option: The field that `--kappa` sets, or None.
+        argument: The field that VALUE in the short form `NAME:VALUE` sets, or None; `kappa_option` by default.
         acts_on: "skips" (long skips) or "blocks" (outputs of residual branches, Table 3's baselines).
         is_identity: Whether this spec changes nothing.
         label: Short name for folders and tables, such as `cs-0.7`.
@@ -70,11 +71,13 @@ class Scaling:
     kind: ClassVar[str] = ""
     aliases: ClassVar[dict[str, dict[str, Any]]] = {}
     kappa_option: ClassVar[str | None] = None
+    argument: ClassVar[str | None] = None
     acts_on: ClassVar[str] = "skips"
     is_identity: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         if "kind" in cls.__dict__:
+            cls.argument = cls.argument or cls.kappa_option
             _REGISTRY[cls.kind] = (cls, {})
             _REGISTRY.update({alias: (cls, options) for alias, options in cls.aliases.items()})
 
@@ -247,6 +250,7 @@ class ExplicitScaling(FixedScaling):
 
     values: tuple[float, ...]
     kind: ClassVar[str] = "explicit"
+    argument: ClassVar[str | None] = "coefficients"
 
     def __init__(self, coefficients: Sequence[float]) -> None:
         try:
@@ -257,6 +261,10 @@ class ExplicitScaling(FixedScaling):
         if not values or min(values) < 0:
             raise invalid("coefficients", "a list of numbers >= 0, κ_1 to κ_N", coefficients)
         object.__setattr__(self, "values", values)
+
+    @property
+    def label(self) -> str:
+        return "-".join(["explicit", *(f"{value:g}" for value in self.values)])
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "coefficients": list(self.values)}
@@ -283,6 +291,7 @@ class StableScaling(BlockScaling):
 
     tau: float = 0.1
     kind: ClassVar[str] = "stable"
+    argument: ClassVar[str | None] = "tau"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", _finite("tau", self.tau, positive=True))
@@ -315,13 +324,15 @@ def scaling_names() -> list[str]:
 
 
 def parse_scaling(scaling: str | dict[str, Any] | Scaling | None, **options: Any) -> Scaling:
-    """Return a spec from its short name and options: `parse_scaling("cs", kappa=0.7)`.
+    """Return a spec from its short name and options: `parse_scaling("cs", kappa=0.7)` or `parse_scaling("cs:0.7")`.
 
+    `NAME:VALUE` works for uniform, cs, cs-reverse and stable; `explicit:1,0.7,0.5` lists κ_1…κ_N, outermost first.
     Options that are None are ignored. Also accepts a spec, its `to_dict()`, and None for `NoScaling()`.
     """
     options = {key: value for key, value in options.items() if value is not None}
     if isinstance(scaling, str):
-        return _construct(scaling.strip().lower(), options)
+        name, colon, text = scaling.strip().lower().partition(":")
+        return _construct(name, options | (_short_form(scaling, name, text, options) if colon else {}))
     if options:
         raise invalid("scaling", f"a name if options are given ({', '.join(sorted(options))})", scaling)
     if scaling is None:
@@ -361,6 +372,44 @@ def kappa_notices(
     return notices
 
 
+def split_scalings(text: str) -> list[str]:
+    """Split a list of short forms at its commas: `none,explicit:1,0.7,ls` → `none`, `explicit:1,0.7`, `ls`."""
+    words: list[str] = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        if words and ":" in words[-1] and _numbers(word):  # a further value of the entry before
+            words[-1] += f",{word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _short_form(scaling: str, name: str, text: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the option that VALUE sets in `NAME:VALUE`."""
+    if name not in _REGISTRY:
+        raise unknown("scaling", name, scaling_names())
+    field = _REGISTRY[name][0].argument
+    if field is None:
+        names = (f"{n}:{_example(n)}" for n, (spec, _) in _REGISTRY.items() if spec.argument)
+        raise invalid("a scaling with a value", f"one of {', '.join(names)}", scaling)
+    if {field, "kappa"} & options.keys():
+        raise InvalidValueError(f"scaling {scaling!r} already sets {field}; give the value once")
+    values = _numbers(text)
+    if values is None or (field != "coefficients" and len(values) != 1):
+        raise invalid("scaling", f"{name}:{_example(name)} with numbers", scaling)
+    return {field: values if field == "coefficients" else values[0]}
+
+
+def _example(name: str) -> str:
+    return {"coefficients": "1,0.7,0.5", "tau": "0.1"}.get(_REGISTRY[name][0].argument or "", "0.7")
+
+
+def _numbers(text: str) -> list[float] | None:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        return None
+
+
 def _construct(name: str, options: dict[str, Any]) -> Scaling:
     if name not in _REGISTRY:
         raise unknown("scaling", name, scaling_names())
@@ -373,7 +422,8 @@ def _construct(name: str, options: dict[str, Any]) -> Scaling:
             raise unknown(f"option of scaling {name!r}:", option, list(parameters) or ["none"])
     for parameter in parameters.values():
         if parameter.default is parameter.empty and parameter.name not in options:
-            raise invalid(parameter.name, f"given for scaling {name!r}", None)
+            hint = f"use {name}:{_example(name)}, for example"
+            raise invalid(parameter.name, f"given for scaling {name!r}", None, hint)
     return spec(**options | implied)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from scalelong.errors import ScalingStateError, ScalingWarning, invalid, unknown
 from scalelong.scaling import NoScaling, Scaling, SkipScaling, SkipShape, parse_scaling
 from scalelong.skips.finders import find_branches, find_sites
-from scalelong.skips.hooks import NAME, BranchHook, attach, detach, scaling_of
+from scalelong.skips.hooks import NAME, BranchHook, FirstPassHook, attach, detach, scaling_of
 from scalelong.skips.sites import Site, declared_sites
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -73,8 +73,11 @@ def apply(
 
 
 def remove(net: Net) -> Net:
-    """Remove the scaling; the network is bit for bit what it was. Does nothing to an unscaled network."""
-    root = unwrapped(net)
+    """Remove the scaling; the network is bit for bit what it was. Does nothing to an unscaled network.
+
+    Like `parameters`, `unscaled`, `describe` and `save_scaling`, it also takes a module that holds the scaled network.
+    """
+    root = scaled_root(net, allow_wrappers=False)
     if (scaler := scaling_of(root)) is not None:
         _unregister(root, scaler)
     return net
@@ -86,7 +89,7 @@ def unscaled(net: Net) -> Iterator[Net]:
 
     Use it to save with a library that expects only its own weights: `with unscaled(unet): pipe.save_pretrained(…)`.
     """
-    root = unwrapped(net, allow_wrappers=True)
+    root = scaled_root(net)
     scaler = scaling_of(root)
     if scaler is not None:
         _unregister(root, scaler)
@@ -115,7 +118,7 @@ def restore_on_failure(root: nn.Module) -> Iterator[None]:
 
 def parameters(net: nn.Module) -> Iterator[nn.Parameter]:
     """Return the parameters that the scaling added (LS, ReZero), for an optimizer group of their own."""
-    scaler = scaling_of(unwrapped(net, allow_wrappers=True))
+    scaler = scaling_of(scaled_root(net))
     return iter(()) if scaler is None else scaler.parameters()
 
 
@@ -125,6 +128,21 @@ def sites_of(net: nn.Module) -> tuple[list[Site], str]:
     if scaler is not None and scaler.sites:
         return list(scaler.sites), scaler.placement
     return find_sites(net), "join"
+
+
+def scaled_root(net: Any, allow_wrappers: bool = True) -> nn.Module:
+    """Return the scaled network: `net` itself, the one inside DDP and the like, or the one that `net` holds.
+
+    If nothing in `net` is scaled, it is returned without its wrappers. Two scaled networks in it raise an error.
+    """
+    root = unwrapped(net, allow_wrappers)
+    if scaling_of(root) is not None:
+        return root
+    scaled = [(path, module) for path, module in root.named_modules() if scaling_of(module) is not None]
+    if len(scaled) > 1:
+        paths = ", ".join(f"net.{path}" for path, _ in scaled)
+        raise ScalingStateError(f"{type(root).__name__} holds {len(scaled)} scaled networks; pass one of them: {paths}")
+    return scaled[0][1] if scaled else root
 
 
 def unwrapped(net: Any, allow_wrappers: bool = False) -> nn.Module:
@@ -181,6 +199,8 @@ def _register(root: nn.Module, scaler: SkipScaling) -> None:
                     root.get_submodule(path).register_forward_hook(BranchHook(scaler, index))
         elif scaler.placement != "join" or declared_sites(root) is None:  # else `forward` calls scale_skip
             attach(root, list(scaler.sites), scaler, placement=scaler.placement)
+        if scaler.sites:
+            root.register_forward_hook(FirstPassHook(scaler))
     except Exception:
         detach(root, scaler)
         raise

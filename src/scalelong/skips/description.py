@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from scalelong._modules import evaluating, first_tensor
 from scalelong._text import number
 from scalelong.scaling import NoScaling, Scaling, SkipScaling
-from scalelong.skips.application import sites_of, unwrapped
+from scalelong.skips.application import scaled_root, sites_of, unwrapped
 from scalelong.skips.hooks import Handle, attach, scaling_of, split_joined
 from scalelong.skips.sites import ROOT, Site
 
@@ -87,7 +87,7 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
 
     `net(*example, **kwargs)` runs N + 1 times in eval mode without gradients. Nothing is left behind.
     """
-    root = unwrapped(net, allow_wrappers=True)
+    outer, root = unwrapped(net, allow_wrappers=True), scaled_root(net)
     sites, placement = sites_of(root)
     scaler = scaling_of(root)
     spec = NoScaling() if scaler is None else scaler.spec
@@ -100,7 +100,8 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
         for i, (site, kappa) in enumerate(zip(sites, kappas, strict=True), start=1)
     ]
     if example or kwargs:
-        rows = _measure(rows, root, sites, placement, lambda: root(*example, **kwargs))
+        with evaluating(outer):
+            rows = _measure(rows, root, sites, placement, lambda: outer(*example, **kwargs))
     return Description(type(root).__name__, spec, placement, tuple(rows))
 
 
@@ -126,7 +127,7 @@ def _measure(rows: list[Row], root: nn.Module, sites: list[Site], placement: str
     exact = first is None or first.dtype in (torch.float32, torch.float64)
     delta = 0.01 if exact else 0.1  # in half precision a smaller step would drown in rounding
     measured, plain = [], _Nudge()
-    with torch.no_grad(), evaluating(root):
+    with torch.no_grad():
         _run(plain, root, sites, placement, call)
         for row, site in zip(rows, sites, strict=True):
             i, shape = row.index, plain.shapes.get(row.index)

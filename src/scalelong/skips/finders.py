@@ -58,6 +58,10 @@ def find_sites(net: nn.Module, sites: Iterable[Site | str] | None = None) -> lis
         for path in (site.path, site.called, site.norm, site.shortcut):
             if path is not None and path not in names:
                 raise UnsupportedNetworkError(f"{type(net).__name__} has no module {path!r}{suggestion(path, names)}")
+        called = net.get_submodule(site.called)
+        if getattr(called.forward, "__func__", None) is nn.Module.forward:  # ModuleList, ModuleDict, ParameterList
+            problem = f"site {site.called!r} is a {type(called).__name__}, which is never called"
+            raise UnsupportedNetworkError(f"{problem}; name the module in it that receives the skip")
     if len({(site.called, site.argument, site.item) for site in checked}) != len(checked):
         raise UnsupportedNetworkError("two sites refer to the same argument of the same module")
     return checked

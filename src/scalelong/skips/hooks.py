@@ -7,6 +7,7 @@ Hooks are callable objects, never closures, so that they copy, pickle and compil
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from scalelong.errors import ScalingStateError, UnsupportedNetworkError, invalid
+from scalelong.errors import ScalingStateError, ScalingWarning, UnsupportedNetworkError, invalid
 from scalelong.scaling import SkipScaling, SkipShape
 from scalelong.skips.sites import Site, declared_sites
 
@@ -195,6 +196,26 @@ class BranchHook(SkipHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         return self.actor.scale(output, self.index)
+
+
+@dataclass(eq=False)
+class FirstPassHook(SkipHook):
+    """A forward hook of the network that warns after the first training pass if it did not reach a long skip."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
+            return
+        reached, self.actor.reached = self.actor.reached, None
+        if reached is None:
+            return
+        missed = [(i, site) for i, site in enumerate(self.actor.sites, start=1) if i not in reached]
+        if missed:
+            where = ", ".join(f"{i} ({site.path})" for i, site in missed[:4]) + (", …" if len(missed) > 4 else "")
+            text = (
+                f"the first training pass did not reach long skip {where}: κ_i does not act there and LS learns nothing"
+            )
+            hint = "name the module that is called with the skip (scalelong.describe(net, *example) shows the sites)"
+            warnings.warn(f"{text}; {hint}", ScalingWarning, stacklevel=2)
 
 
 def width_of(x: Tensor, dim: int) -> int:

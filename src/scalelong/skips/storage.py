@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from scalelong.errors import ScaleLongError, ScalingStateError, UnsupportedNetworkError
 from scalelong.files import atomic_file, write_text
-from scalelong.scaling import NoScaling, Scaling
-from scalelong.skips.application import Net, apply, remove, restore_on_failure, unwrapped
+from scalelong.scaling import NoScaling, Scaling, SkipScaling
+from scalelong.skips.application import Net, apply, remove, restore_on_failure, scaled_root
 from scalelong.skips.finders import find_sites
 from scalelong.skips.hooks import scaling_of
 from scalelong.skips.sites import Site, declared_sites
@@ -23,18 +24,34 @@ _TYPES = {"format": int, "network": str, "scaling": dict, "placement": str, "sit
           "weights": list}  # fmt: skip
 
 
-def save_scaling(net: nn.Module, folder: Path | str) -> Path:
+def save_scaling(net: nn.Module, folder: Path | str, *, timeout: float = 20.0, allow_unscaled: bool = False) -> Path:
     """Write `scaling.json` (and `scaling.safetensors` for a learned scaling) into `folder`, and return the folder.
 
     Save the network itself as usual; `with unscaled(net):` keeps LS weights out of its own file.
+
+    Args:
+        net: The scaled network, or a module that holds it.
+        folder: The folder to write to.
+        timeout: LS that FSDP has sharded is gathered, so every process must call this function. It raises an error if
+            the others have not called it after this many seconds.
+        allow_unscaled: Record "none" for an unscaled network instead of raising an error.
     """
-    root, folder = unwrapped(net, allow_wrappers=True), Path(folder)
+    root, folder = scaled_root(net), Path(folder)
     scaler = scaling_of(root)
+    if scaler is None and not allow_unscaled:
+        hint = "call scalelong.apply first, or pass the network that was scaled"
+        raise ScalingStateError(f"{type(root).__name__} is not scaled, so there is nothing to save; {hint}")
     sites = list(getattr(scaler, "sites", ()))
-    state = {} if scaler is None else {key: _full(value) for key, value in scaler.state_dict().items()}
+    state = {} if scaler is None else _gathered(scaler, timeout)
+    if sites and scaler is not None:
+        with torch.device("meta"):
+            expected = scaler.spec.build([site.shape for site in sites]).state_dict()
+        if problems := key_problems(expected, state):  # FSDP1's flat parameters
+            hint = "save within FSDP.summon_full_params(net)"
+            raise ScalingStateError(f"the weights of the scaling are incomplete ({problems}); {hint}")
     record = {
         "format": FORMAT,
-        "network": f"{type(root).__module__}.{type(root).__qualname__}",
+        "network": _class_name(root),
         "scaling": (NoScaling() if scaler is None else scaler.spec).to_dict(),
         "placement": getattr(scaler, "placement", "join"),
         "sites": [asdict(site) for site in sites],
@@ -51,16 +68,27 @@ def save_scaling(net: nn.Module, folder: Path | str) -> Path:
 
 
 def load_scaling(net: Net, folder: Path | str) -> Net:
-    """Scale `net` like the network that `folder` was saved from. Raises an error that lists what does not fit."""
-    root, path = unwrapped(net), Path(folder) / JSON
+    """Scale `net` like the network that `folder` was saved from. Raises an error that lists what does not fit.
+
+    `net` may hold the network: the scaled one in it, or the only one of the class that was saved.
+    """
+    root, path = scaled_root(net, allow_wrappers=False), Path(folder) / JSON
     record = _read(path)
+    if scaling_of(root) is None and _class_name(root) != record["network"]:
+        held = [(name, module) for name, module in root.named_modules() if _class_name(module) == record["network"]]
+        if len(held) > 1:
+            paths = ", ".join(f"net.{name}" for name, _ in held)
+            what = f"{type(root).__name__} holds {len(held)} networks of class {record['network']}"
+            raise ScalingStateError(f"{what}; pass one of them: {paths}")
+        root = held[0][1] if held else root
     spec = Scaling.from_dict(record["scaling"])
     try:
         sites = [Site(**values) for values in record["sites"]]
     except TypeError as error:  # not an object, or with unknown or missing fields
         raise ScalingStateError(f"{path} is not a scaling: invalid sites {record['sites']!r}") from error
     if spec.is_identity:
-        return remove(net)
+        remove(root)
+        return net
     with restore_on_failure(root):
         if spec.acts_on == "blocks":
             apply(root, spec, replace=True)
@@ -72,10 +100,46 @@ def load_scaling(net: Net, folder: Path | str) -> Net:
     return net
 
 
-def _full(value: Any) -> Tensor:
-    """Return the tensor on the CPU; gather one that FSDP has sharded (every process must call this)."""
-    gathered: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return gathered.detach().cpu().contiguous()
+def _class_name(net: nn.Module) -> str:
+    cls = next(cls for cls in type(net).__mro__ if not cls.__name__.startswith("FSDP"))  # fully_shard makes a subclass
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _gathered(scaler: SkipScaling, timeout: float) -> dict[str, Tensor]:
+    """Return the state dict on the CPU. What FSDP has sharded is gathered once every process is known to take part."""
+    state: dict[str, Any] = scaler.state_dict()
+    sharded = [value for value in state.values() if _is_sharded(value)]
+    if not sharded:
+        return {key: _whole(value) for key, value in state.items()}
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    ranks, rank, store = (
+        sharded[0].device_mesh.mesh.flatten().tolist(),
+        torch.distributed.get_rank(),
+        _get_default_store(),
+    )
+    key = "scalelong/save_scaling/{}".format
+    store.set(key(rank), "ready")
+    try:
+        store.wait([key(other) for other in ranks], timedelta(seconds=timeout))
+        return {name: _whole(value) for name, value in state.items()}
+    except torch.distributed.DistStoreError as error:
+        problem = f"the weights of LS are sharded over processes {ranks}, and after {timeout:g} s not all of them"
+        hint = "call it in every process, not on rank 0 alone, or pass a longer timeout"
+        raise ScalingStateError(f"{problem} have called save_scaling; {hint}") from error
+    finally:
+        store.delete_key(key(rank))
+
+
+def _is_sharded(value: Any) -> bool:
+    return hasattr(value, "full_tensor") and not all(placement.is_replicate() for placement in value.placements)
+
+
+def _whole(value: Any) -> Tensor:
+    if hasattr(value, "full_tensor"):
+        value = value.full_tensor() if _is_sharded(value) else value.to_local()
+    whole: Tensor = value.detach().cpu().contiguous()
+    return whole
 
 
 def _read(path: Path) -> dict[str, Any]:

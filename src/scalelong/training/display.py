@@ -1,4 +1,4 @@
-"""The progress of a run on standard error: a bar in a terminal, plain lines elsewhere."""
+"""The progress of a run on standard error: one line in a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+from scalelong.progress import bars, duration
 from scalelong.training.trainer import Outcome
 
 
@@ -21,19 +22,9 @@ class Display:
 
     def __enter__(self) -> Self:
         if self.terminal:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[values]}"),
-                TimeRemainingColumn(compact=True),
-                console=Console(stderr=True, emoji=False),
-            )
+            self._bar = bars()
             self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.steps, completed=self.done, values="")
+            self._task = self._bar.add_task(self.title, total=self.steps, completed=self.done, values=())
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -47,12 +38,12 @@ class Display:
             return
         self.updated, elapsed, count = now, max(1e-9, now - self.started), max(1, number - self.done)
         speed = count * self.batch_size / elapsed
-        values = f"loss {outcome.loss:.4f} · gradient {outcome.grad_norm:.3f} · {speed:.0f} images/s"
+        values = (f"loss {outcome.loss:.4f}", f"gradient {outcome.grad_norm:.3f}", f"{speed:.0f} images/s")
+        left = f"{duration((self.steps - number) * elapsed / count)} left"
         if self._bar is not None:
-            self._bar.update(self._task, completed=number, values=values)
+            self._bar.update(self._task, completed=number, left=left, values=values)
         else:
-            left = (self.steps - number) * elapsed / count
-            self.say(f"{self.title}: step {number} of {self.steps}, {values}, {left:.0f} s left")
+            self.say(f"{self.title}: step {number} of {self.steps}, {left}, {', '.join(values)}")
 
     def say(self, line: str) -> None:
         if self._bar is not None:

@@ -46,11 +46,11 @@ def choose(
     config = override(config, {key: value for key, value in options.items() if value is not None})
     config = override(config, {key: value for key, value in pairs.items() if key not in own})
     word = "cs" if scaling is None and kappa is not None else scaling
-    if word in ("cs", "cs-reverse"):
-        kappa = config.kappa if kappa is None else kappa
-    elif word != "uniform":
-        kappa = None
+    if kappa is None and word is not None and word.strip().lower() in ("cs", "cs-reverse"):
+        kappa = config.kappa
     spec = config.scaling if word is None else parse_scaling(word, kappa=kappa)
+    if word is not None and ":" in word and spec.kappa_option:  # cs:0.5 is the same config as cs with kappa=0.5
+        config = replace(config, kappa=getattr(spec, spec.kappa_option))
     hints, names = typing.get_type_hints(type(spec)), [f.name for f in fields(spec)]
     for key, text in own.items():
         field = key.removeprefix("scaling.")

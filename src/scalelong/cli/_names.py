@@ -1,0 +1,62 @@
+"""Names that commands check and complete before they import torch. A test compares them with the registries."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from scalelong.errors import unknown
+
+SAMPLERS = ("euler-maruyama", "euler-ode", "dpm-solver-fast", "ddpm", "ddim", "dpm-solver++")
+EXTRACTORS = ("inception", "pixels")
+PRECISIONS = ("fp32", "bf16", "fp16")
+PROCESSES = ("vp", "ddpm", "sd")
+DATASETS = ("digits", "fashion-mnist", "cifar10", "emoji", "celeba64", "imagenet64", "coco")
+
+
+def check_name(kind: str, name: str | None, known: tuple[str, ...]) -> None:
+    """Raise `UnknownNameError` unless `name` is known or was not given."""
+    if name is not None and name not in known:
+        raise unknown(kind, name, known)
+
+
+def one_of(names: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Complete one of `names`."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    from scalelong.training.presets import PRESETS
+
+    return one_of(tuple(PRESETS))(incomplete)
+
+
+def complete_scaling(incomplete: str) -> list[str]:
+    """Complete the last entry of a list of scalings such as `none,cs:0.5,l`."""
+    from scalelong.scaling import scaling_names
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in one_of(tuple(scaling_names()))(last)]
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    from scalelong.runs.config import known_keys
+
+    return [f"{key}=" for key in known_keys() if key.startswith(incomplete)]
+
+
+def complete_data(incomplete: str) -> list[str]:
+    """Complete a dataset's name or a path."""
+    return [*one_of(DATASETS)(incomplete), *_paths(incomplete, lambda path: True)]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Complete run folders, comparisons, and the folders on the way to them."""
+    return _paths(incomplete, os.path.isdir)
+
+
+def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> list[str]:
+    head, tail = os.path.split(incomplete)
+    folder = Path(head or ".").expanduser()
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    names = [path for path in entries if path.name.startswith(tail) and (tail or path.name[0] != ".") and wanted(path)]
+    return [os.path.join(head, path.name) + ("/" if path.is_dir() else "") for path in names]
