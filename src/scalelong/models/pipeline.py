@@ -1,104 +1,295 @@
-"""A trained network as a diffusers pipeline: any scheduler, PIL images, `save_pretrained` and `from_pretrained`."""
+"""A trained network as a diffusers pipeline: schedulers, prompts, images, `save_pretrained`, `from_pretrained`."""
 
 # No `from __future__ import annotations`: diffusers reads the types of __init__'s arguments when it loads a pipeline,
 # and versions 0.33 to 0.35 only from classes and typing.Optional.
+import importlib
+import inspect
+import json
 import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
+from scalelong._modules import aligned
 from scalelong.diffusion.network import Denoiser, guided
 from scalelong.diffusion.sampling import to_uint8
-from scalelong.errors import require, unknown
+from scalelong.errors import InvalidValueError, invalid, require, unknown
+from scalelong.models.pipeline_folder import INDEX, component, own_modules, scheduler_settings, write_code
 from scalelong.process import Process, get_process
-from scalelong.skips import load_scaling, save_scaling, unscaled
+from scalelong.skips import load_scaling, save_scaling, scaling_of, unscaled
 
 require("diffusers", extra="train", purpose="a diffusers pipeline")
 
-from diffusers import DiffusionPipeline, DPMSolverMultistepScheduler, ImagePipelineOutput  # noqa: E402
+import diffusers  # noqa: E402
+from diffusers import DiffusionPipeline, DPMSolverMultistepScheduler, ImagePipelineOutput, ModelMixin  # noqa: E402
 from diffusers.utils.torch_utils import randn_tensor  # noqa: E402
 
-GRID = 1000
+import scalelong.models.uvit  # noqa: E402, F401  (diffusers loads networks only from modules that are imported)
+
+SCALING = "scaling.json"
+# Schedulers that step x by a noise prediction on a variance-preserving schedule. Tests compare each with a closed form.
+SCHEDULERS = (
+    "DDIMScheduler", "DDPMScheduler", "DEISMultistepScheduler", "DPMSolverMultistepScheduler", "DPMSolverSDEScheduler",
+    "DPMSolverSinglestepScheduler", "EulerAncestralDiscreteScheduler", "EulerDiscreteScheduler",
+    "HeunDiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "KDPM2DiscreteScheduler", "LMSDiscreteScheduler",
+    "PNDMScheduler", "UniPCMultistepScheduler",
+)  # fmt: skip
+
+
+class ScaledUNet(ModelMixin):
+    """A U-Net of diffusers with its scaling, in model_index.json. `from_pretrained` returns diffusers' own class."""
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **kwargs: Any) -> Any:
+        name = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["_class_name"]
+        net = getattr(diffusers, name).from_pretrained(folder, **kwargs)
+        return load_scaling(aligned(net), folder).to(net.dtype)
 
 
 class ScaleLongPipeline(DiffusionPipeline):
-    """`pipe(batch_size=16, num_inference_steps=25).images`; swap `pipe.scheduler` as with any pipeline.
+    """`pipe(batch_size=16).images`, `pipe(class_labels=[3, 8]).images` or `pipe(prompt="a red circle").images`.
+
+    Swap `pipe.scheduler` as with any pipeline: `EulerDiscreteScheduler.from_config(pipe.scheduler.config)`. A scheduler
+    that does not fit a network that predicts noise raises an error.
 
     Args:
         unet: U-ViT or a diffusers U-Net, scaled or not.
-        scheduler: A diffusers scheduler with 1000 discrete training steps.
-        process: The noise process of training: "vp", "ddpm" or "sd".
+        scheduler: One of diffusers' schedulers for noise prediction. The network is called at the time at which its
+            noise process has the scheduler's signal-to-noise ratio.
+        process: The noise process of training: "vp", "ddpm", "sd", or a dict with its parameters.
         null_label: The label that means "any class", if there is one.
+        class_names: Names that `class_labels` accepts beside numbers.
+        guidance_scale: The default of the call's argument.
+        text_encoder: Encodes prompts: `text_encoder.encode(prompts)` returns tokens (B, L, D).
+        vae: The autoencoder of a network of latents, and `latent_scale`, the factor on its latents.
     """
 
-    def __init__(self, unet: nn.Module, scheduler: Any, process: str = "vp", null_label: Optional[int] = None) -> None:  # noqa: UP045
+    _optional_components = ["text_encoder", "vae"]  # noqa: RUF012  (diffusers reads a list)
+    model_cpu_offload_seq = "text_encoder->unet->vae"
+
+    def __init__(
+        self,
+        unet: nn.Module,
+        scheduler: Any,
+        process: Any = "vp",
+        null_label: Optional[int] = None,  # noqa: UP045
+        class_names: Any = None,
+        guidance_scale: float = 1.0,
+        latent_scale: Optional[float] = None,  # noqa: UP045
+        text_encoder: Optional[nn.Module] = None,  # noqa: UP045
+        vae: Optional[nn.Module] = None,  # noqa: UP045
+    ) -> None:
         super().__init__()
-        self.register_modules(unet=unet, scheduler=scheduler)
-        self.register_to_config(process=process, null_label=null_label)
+        self.register_modules(unet=unet, scheduler=scheduler, text_encoder=text_encoder, vae=vae)
+        settings = {"process": process, "null_label": null_label, "class_names": class_names}
+        self.register_to_config(**settings, guidance_scale=guidance_scale, latent_scale=latent_scale)
 
     @classmethod
-    def of(cls, net: nn.Module, process: str | Process, null_label: int | None = None) -> "ScaleLongPipeline":
-        """Return a pipeline with DPM-Solver++ for this process."""
+    def of(
+        cls, net: nn.Module, process: str | Process, null_label: int | None = None, **settings: Any
+    ) -> "ScaleLongPipeline":
+        """Return a pipeline with DPM-Solver++ for this process. `settings` are further arguments of the class."""
         chosen = get_process(process)
-        scheduler = DPMSolverMultistepScheduler(trained_betas=chosen.betas(GRID).tolist(), timestep_spacing="trailing")
-        return cls(net, scheduler, chosen.name, null_label)
+        scheduler = DPMSolverMultistepScheduler(**scheduler_settings(chosen))
+        if settings.get("latent_scale"):  # schedulers made from this one's config must not clip latents
+            scheduler.register_to_config(clip_sample=False)
+        spec = chosen.name if chosen == get_process(chosen.name) else chosen.to_dict()
+        return cls(net, scheduler, spec, null_label, **settings)
 
     @torch.no_grad()
     def __call__(
         self,
-        batch_size: int = 1,
+        batch_size: int | str | Sequence[str] | None = None,
         num_inference_steps: int = 50,
         generator: torch.Generator | list[torch.Generator] | None = None,
-        class_labels: Tensor | list[int] | int | None = None,
+        class_labels: Tensor | Sequence[int | str] | int | str | None = None,
+        prompt: str | Sequence[str] | None = None,
+        negative_prompt: str | Sequence[str] | None = None,
+        num_images_per_prompt: int = 1,
         prompt_embeds: Tensor | None = None,
         negative_prompt_embeds: Tensor | None = None,
-        guidance_scale: float = 1.0,
+        guidance_scale: float | None = None,
         latents: Tensor | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
     ) -> Any:
-        """Sample. `output_type` is "pil", "np" (0 to 1) or "pt" (-1 to 1, also for latents)."""
-        if output_type not in ("pil", "np", "pt"):
-            raise unknown("output_type", output_type, ("pil", "np", "pt"))
-        process = get_process(self.config.process)
-        config = self.unet.config
-        size = config.get("img_size", config.get("sample_size"))
-        shape = (batch_size, config.get("in_chans", config.get("in_channels")), size, size)
-        device = self._execution_device
-        x = randn_tensor(shape, generator=generator, device=device) if latents is None else latents.to(device)
-        y = None if class_labels is None else torch.as_tensor(class_labels, device=device).expand(batch_size)
-        context = None if prompt_embeds is None else prompt_embeds.to(device)
-        null = {"null_y": self.config.null_label, "null_context": negative_prompt_embeds}
-        eps_fn = guided(Denoiser(self.unet), process, guidance_scale, y=y, context=context, **null)
+        """Sample images.
+
+        Args:
+            batch_size: Number of images. Default: one per label, prompt or row of `latents`. A text counts as `prompt`.
+            class_labels: One label or name for all images, or one per image.
+            prompt, negative_prompt: Text for all images, or one per image; the negative one replaces the empty prompt.
+            prompt_embeds, negative_prompt_embeds: Their tokens (B, L, D) instead.
+            guidance_scale: g of uncond + g·(cond − uncond). Default: the pipeline's, which a run sets.
+            latents: x_T ~ N(0, I), (B, C, H, W).
+            output_type: "pil", "np" (0 to 1), "pt" (-1 to 1) or "latent" (what the network made, not decoded).
+        """
+        if output_type not in ("pil", "np", "pt", "latent"):
+            raise unknown("output_type", output_type, ("pil", "np", "pt", "latent"))
+        if batch_size is not None and not isinstance(batch_size, int):  # pipe("a red circle")
+            batch_size, prompt = None, batch_size
+        if self.vae is None and self.config.latent_scale and output_type != "latent":
+            raise invalid("vae", "an autoencoder for a network of latents", None, "pass vae=, or output_type='latent'")
+        process, device = get_process(self.config.process), self._execution_device
+        guidance = self.config.guidance_scale if guidance_scale is None else guidance_scale
+        context = self._tokens("prompt", prompt, prompt_embeds)
+        labels = self._labels(class_labels)
+        given = [len(value) for value in (context, labels, latents) if value is not None and value.ndim]
+        n = batch_size or max(given, default=1) * num_images_per_prompt
+        y = None if labels is None else _rows("class_labels", labels.to(device), n)
+        null_context = self._tokens("negative_prompt", negative_prompt, negative_prompt_embeds)
+        if context is not None:
+            context = _rows("prompt", context.to(device), n)
+            if null_context is None and guidance != 1.0 and self.text_encoder is not None:
+                null_context = self._tokens("negative_prompt", "", None)
+        self._check_conditions(y, context)
+        eps_fn = guided(
+            self._denoise, process, guidance, y=y, context=context, null_y=self.config.null_label,
+            null_context=None if null_context is None else _rows("negative_prompt", null_context.to(device), n),
+        )  # fmt: skip
+        x = self._noise(n, generator, device) if latents is None else latents.to(device).expand(n, -1, -1, -1)
         with warnings.catch_warnings():  # diffusers calls np.array on a tensor, which NumPy 2 deprecates
             warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
-            self.scheduler.set_timesteps(num_inference_steps, device=device)
-        times = process.grid(GRID)
-        for step in self.progress_bar(self.scheduler.timesteps):
-            t = times[step.cpu().long()].float().expand(batch_size).to(device)
-            x = self.scheduler.step(eps_fn(self.scheduler.scale_model_input(x, step), t), step, x).prev_sample
-        images: Any = x
-        if output_type == "pil":
-            images = self.numpy_to_pil(to_uint8(x).cpu().numpy() / 255)
-        elif output_type == "np":
-            images = (x / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float().cpu().numpy()
+            times = self._schedule(process, num_inference_steps, device)
+        noisy = {"generator": generator} if "generator" in inspect.signature(self.scheduler.step).parameters else {}
+        x = x * self.scheduler.init_noise_sigma
+        for step, t in zip(self.progress_bar(self.scheduler.timesteps), times, strict=True):
+            eps = eps_fn(self.scheduler.scale_model_input(x, step), t.expand(n))
+            x = self.scheduler.step(eps, step, x, **noisy).prev_sample
+        images = self._images(x, output_type)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
-    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Write a diffusers folder, with the scaling beside a network that does not store it in its config."""
-        if "scaling" in self.unet.config:
-            super().save_pretrained(save_directory, *args, **kwargs)
-            return
-        with unscaled(self.unet):
-            super().save_pretrained(save_directory, *args, **kwargs)
-        save_scaling(self.unet, Path(save_directory) / "unet", allow_unscaled=True)
+    # --------------------------------------------------------------------------------------- conditions
+
+    def _tokens(self, name: str, prompt: Any, embeds: Tensor | None) -> Tensor | None:
+        """Return (k, L, D) for a prompt or its tokens, None without either."""
+        if embeds is not None or prompt is None:
+            return embeds
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if not self._needs("text"):
+            raise InvalidValueError(f"this network has no text, got {name} {prompts}; leave it out")
+        if self.text_encoder is None:
+            raise invalid("text_encoder", f"an encoder for {name} {prompts}", None, f"or pass {name}_embeds")
+        return self.text_encoder.encode(prompts)  # type: ignore[no-any-return]
+
+    def _labels(self, labels: Any) -> Tensor | None:
+        """Return labels (k,), or one label without dimensions, from numbers and names."""
+        if labels is None or isinstance(labels, Tensor):
+            return labels
+        names = list(self.config.class_names or ())
+
+        def number(label: Any) -> int:
+            if isinstance(label, str) and label not in names:
+                raise unknown("class", label, names)
+            return names.index(label) if isinstance(label, str) else int(label)
+
+        single = isinstance(labels, (str, int))
+        return torch.tensor(number(labels) if single else [number(label) for label in labels])
+
+    def _needs(self, condition: str) -> bool:
+        keys = {"class": ("num_classes", "num_class_embeds"), "text": ("clip_dim", "cross_attention_dim")}
+        return any(self.unet.config.get(key) for key in keys[condition])
+
+    def _check_conditions(self, y: Tensor | None, context: Tensor | None) -> None:
+        for name, value, condition in (("class_labels", y, "class"), ("prompt", context, "text")):
+            if value is None and self._needs(condition):
+                raise invalid(name, f"given for a network trained with a {condition} condition", None)
+            if value is not None and not self._needs(condition):
+                raise invalid(name, f"None for a network without a {condition} condition", tuple(value.shape))
+        rows = self.unet.config.get("num_classes", self.unet.config.get("num_class_embeds"))
+        if y is not None and rows and not (int(y.min()) >= 0 and int(y.max()) < rows):
+            raise invalid("class_labels", f"in 0 … {rows - 1}", y.tolist())
+
+    # ----------------------------------------------------------------------------------------- sampling
+
+    def _denoise(self, x: Tensor, t: Tensor, **conditions: Tensor) -> Tensor:
+        dtype = self.unet.dtype
+        cast = {name: c.to(dtype) if c.is_floating_point() else c for name, c in conditions.items()}
+        return Denoiser(self.unet)(x.to(dtype), t, **cast)  # type: ignore[no-any-return]
+
+    def _noise(self, n: int, generator: Any, device: torch.device) -> Tensor:
+        config = self.unet.config
+        return randn_tensor((n, config.in_channels, config.sample_size, config.sample_size), generator, device)
+
+    def _schedule(self, process: Process, steps: int, device: torch.device) -> Tensor:
+        """Set the scheduler's timesteps. Returns the process's time of each: where the signal-to-noise ratios agree."""
+        self._check_scheduler()
+        scheduler = self.scheduler
+        scheduler.set_timesteps(steps, device=device)
+        alpha_bar = scheduler.alphas_cumprod.double().cpu()
+        lambdas = 0.5 * (alpha_bar.log() - (1 - alpha_bar).log())  # λ of every training step
+        at = scheduler.timesteps.double().cpu().clamp(0, len(lambdas) - 1)  # fractional for schedulers in σ
+        below = at.floor().long().clamp(max=len(lambdas) - 2)
+        lambda_ = torch.lerp(lambdas[below], lambdas[below + 1], at - below)
+        least = float(process.lambda_(process.t_max))
+        if float(lambda_.min()) < least - 0.1:
+            hint = "use from_config(pipe.scheduler.config), without rescale_betas_zero_snr"
+            found = f"{float(lambda_.min()):.2f}"
+            raise invalid(
+                "the scheduler's first ln(α/σ)", f">= {least:.2f}, where process {process.name!r} ends", found, hint
+            )
+        return process.inverse_lambda(lambda_).clamp(process.t_min, process.t_max).float().to(device)
+
+    def _check_scheduler(self) -> None:
+        config, kind = self.scheduler.config, type(self.scheduler)
+        if not {base.__name__ for base in kind.__mro__} & set(SCHEDULERS):
+            hint = "others sample from distilled, flow-matching or EDM networks"
+            raise invalid("scheduler", f"one of {', '.join(SCHEDULERS)}", kind.__name__, hint)
+        required = {
+            "prediction_type": ("epsilon",),
+            "variance_type": ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", None),
+            "timestep_type": ("discrete",),
+            "use_flow_sigmas": (False, None),
+            "clip_sample": (False, None) if self.config.latent_scale else (True, False, None),
+        }
+        for name, allowed in required.items():
+            if name in config and config[name] not in allowed:
+                raise invalid(f"{kind.__name__}'s {name}", f"{allowed[0]!r} for this network", config[name])
+
+    def _images(self, x: Tensor, output_type: str) -> Any:
+        if self.vae is not None and output_type != "latent":
+            scale = self.config.latent_scale or self.vae.config.scaling_factor
+            x = self.vae.decode((x / scale + (self.vae.config.shift_factor or 0.0)).to(self.vae.dtype)).sample
+        if output_type == "pil":
+            return self.numpy_to_pil(to_uint8(x).cpu().numpy() / 255)
+        if output_type == "np":
+            return (x / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float().cpu().numpy()
+        return x
+
+    # ------------------------------------------------------------------------------------------ folders
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """Write a diffusers folder that a new process opens, the scaling included."""
+        if kwargs.get("push_to_hub"):
+            raise invalid("push_to_hub", "False", True, "call pipe.push_to_hub(repo_id), which uploads the scaling too")
+        folder, stored = Path(save_directory), "scaling" in self.unet.config  # U-ViT stores its scaling in its config
+        with nullcontext() if stored else unscaled(self.unet):
+            super().save_pretrained(save_directory, **kwargs)
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if not stored:
+            save_scaling(self.unet, folder / "unet", allow_unscaled=True)
+            index["unet"] = component(self.unet)
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        write_code(folder, index)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, *args: Any, **kwargs: Any) -> "ScaleLongPipeline":
-        """Load a folder written by `save_pretrained`, including the scaling."""
-        pipe = super().from_pretrained(folder, *args, **kwargs)
-        if (Path(folder) / "unet" / "scaling.json").is_file():
-            load_scaling(pipe.unet, Path(folder) / "unet")
+    def from_pretrained(cls, folder: str | Path, **kwargs: Any) -> "ScaleLongPipeline":
+        """Load what `save_pretrained` wrote, or the folder `model/` of a run, including the scaling."""
+        for module in own_modules(cls.load_config(folder)):
+            importlib.import_module(module)
+        pipe = super().from_pretrained(folder, **kwargs)
+        if (Path(folder) / "unet" / SCALING).is_file() and scaling_of(pipe.unet) is None:
+            load_scaling(aligned(pipe.unet), Path(folder) / "unet")  # of a version that did not write `ScaledUNet`
         return pipe
+
+
+def _rows(name: str, value: Tensor, n: int) -> Tensor:
+    """Return one row per image: all the same, the rows in order, or each repeated n / k times."""
+    k = len(value) if value.ndim else 1
+    if n % k:
+        raise invalid(name, f"one for all, or a divisor of batch_size {n}", k)
+    return value.expand(n) if not value.ndim else value.repeat_interleave(n // k, dim=0)

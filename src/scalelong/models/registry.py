@@ -67,6 +67,7 @@ def load_network(folder: Path, build: Callable[[], nn.Module]) -> nn.Module:
     """Load what `save_network` wrote. `build` makes the network as it was before training."""
     from safetensors.torch import load_file
 
+    from scalelong._modules import aligned
     from scalelong.skips import load_scaling
 
     try:
@@ -79,7 +80,7 @@ def load_network(folder: Path, build: Callable[[], nn.Module]) -> nn.Module:
             raise RunError(f"{folder} contains a {name!r}, but this run's config builds a {network.__name__!r}")
         if hasattr(network, "from_pretrained"):
             net = network.from_pretrained(folder, use_safetensors=True)
-            return net if "scaling" in net.config else load_scaling(net, folder)
+            return net if "scaling" in net.config else load_scaling(aligned(net), folder)
         assert fresh is not None
         fresh.load_state_dict(load_file(folder / WEIGHTS))
         return fresh

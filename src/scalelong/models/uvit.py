@@ -19,8 +19,11 @@ from scalelong.errors import InvalidValueError, invalid, require
 require("diffusers", extra="train", purpose="UViT (a diffusers model)")
 
 from diffusers import ConfigMixin, ModelMixin  # noqa: E402
+from diffusers.configuration_utils import FrozenDict  # noqa: E402
 
+from scalelong._modules import aligned  # noqa: E402
 from scalelong.models.official import load_official  # noqa: E402
+from scalelong.models.prediction import Prediction, as_prediction  # noqa: E402
 from scalelong.scaling import Scaling, parse_scaling  # noqa: E402
 from scalelong.skips import Site, apply, scale_skip  # noqa: E402
 
@@ -76,6 +79,10 @@ class Block(nn.Module):
 class UViT(ModelMixin, ConfigMixin):
     """Predict the noise: `eps = model(x, t)`, `model(x, t, y=labels)` or `model(x, t, context=text_tokens)`.
 
+    x is (B, in_chans, img_size, img_size). t, a number or (B,), is the timestep, from 0 (the clean image) to 1000
+    (noise). It may be fractional: networks trained on the VP-SDE receive 999·t for t in [0, 1]. The result is a tensor,
+    and also its own `.sample`, so diffusers' `DDIMPipeline` and `DDPMPipeline` accept this network.
+
     Args:
         img_size, patch_size, in_chans: Images are (B, in_chans, img_size, img_size), cut into square patches.
         embed_dim, num_heads, mlp_ratio, qkv_bias: Sizes of a transformer block.
@@ -116,7 +123,7 @@ class UViT(ModelMixin, ConfigMixin):
         super().__init__()
         self.register_to_config(**config | {"scaling": spec.to_dict()})
 
-        self.patch_size, self.in_chans = patch_size, in_chans
+        self.img_size, self.patch_size, self.in_chans = img_size, patch_size, in_chans
         self.num_classes, self.clip_dim, self.num_clip_token = num_classes, clip_dim, num_clip_token
         self.extras = 1 + (1 if num_classes else 0) + (num_clip_token or 0)  # time, label or text tokens
         self.patches = (img_size // patch_size) ** 2
@@ -150,6 +157,15 @@ class UViT(ModelMixin, ConfigMixin):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         apply(self, spec)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Prediction:
+        return as_prediction(super().__call__(*args, **kwargs))  # type: ignore[no-any-return]
+
+    @property
+    def config(self) -> Any:
+        """The arguments of the constructor; `sample_size` and `in_channels` are diffusers' names of two of them."""
+        config = self._internal_dict
+        return FrozenDict({**config, "sample_size": config["img_size"], "in_channels": config["in_chans"]})
 
     def forward(self, x: Tensor, t: Tensor | float, y: Tensor | None = None, context: Tensor | None = None) -> Tensor:
         self._check_inputs(x, y, context)
@@ -185,7 +201,7 @@ class UViT(ModelMixin, ConfigMixin):
         return block(*inputs)
 
     def _check_inputs(self, x: Tensor, y: Tensor | None, context: Tensor | None) -> None:
-        size = self.config.img_size
+        size = self.img_size
         if x.ndim != 4 or x.shape[1:] != (self.in_chans, size, size):
             raise invalid("shape of x", f"(batch, {self.in_chans}, {size}, {size})", tuple(x.shape))
         if (y is None) == bool(self.num_classes):
@@ -202,11 +218,7 @@ class UViT(ModelMixin, ConfigMixin):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> UViT:
         """Load a folder written by `save_pretrained`, including the scaling."""
-        model = super().from_pretrained(*args, **kwargs)
-        with torch.no_grad():  # memory-mapped weights may be unaligned: slower, and rounded differently
-            for parameter in model.parameters():
-                parameter.data = parameter.data.clone()
-        return model
+        return aligned(super().from_pretrained(*args, **kwargs))
 
     @classmethod
     def from_official(

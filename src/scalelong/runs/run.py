@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from scalelong.evaluation.extractors import FeatureExtractor
     from scalelong.evaluation.reference import Reference
     from scalelong.models.pipeline import ScaleLongPipeline
+    from scalelong.process import Process
     from scalelong.runs.generate import Request
 
 CONFIG = "config.json"
@@ -90,11 +91,30 @@ class Run:
 
     @cached_property
     def net(self) -> nn.Module:
-        """The trained EMA network, scaled as it was trained, in eval mode."""
+        """The trained EMA network, scaled as it was trained, in eval mode: `eps = run.net(x, t)`.
+
+        x is (B, C, H, W), t a number or (B,). t is the timestep the network was trained on, about 0 (clean) to 999 or
+        1000 (noise): `run.process.network_time(…)`, which is 999·t for process "vp" with t in [0, 1], n − 1 for "ddpm"
+        and n for "sd" with n in 1 … 1000. A network with a condition also needs `y=` or `context=`; a U-Net calls
+        them `class_labels=` and `encoder_hidden_states=`. U-ViT and U-Nets return a tensor, which is also its own
+        `.sample`, as diffusers' pipelines expect.
+        """
         if not self.model_path.is_dir():
             raise RunError(f"{self.folder} has no trained network (model/); train it to its first checkpoint")
         model = get_model(self.config.model.kind)
-        return model.load(self.model_path, lambda: build_network(self.config, self.facts.shapes)).eval()
+        net = model.load(self.model_path, lambda: build_network(self.config, self.facts.shapes)).eval()
+        if type(net).__module__.startswith("diffusers."):
+            from scalelong.models.prediction import prediction_hook
+
+            net.register_forward_hook(prediction_hook)
+        return net
+
+    @property
+    def process(self) -> Process:
+        """The noise process of training."""
+        from scalelong.process import get_process
+
+        return get_process(self.config.diffusion.process)
 
     @property
     def step(self) -> int:
@@ -235,10 +255,39 @@ class Run:
         return result
 
     def pipeline(self) -> ScaleLongPipeline:
-        """Return the network as a diffusers pipeline."""
+        """Return the network as a diffusers pipeline, with its text encoder and autoencoder."""
         from scalelong.models.pipeline import ScaleLongPipeline
 
-        return ScaleLongPipeline.of(self.net, self.config.diffusion.process, self.facts.null_y)
+        data, settings = self.config.data, self._pipeline_settings()
+        if data.text is not None:
+            from scalelong.data.prompts import PromptEncoder
+
+            settings["text_encoder"] = PromptEncoder(data.text, data.text_tokens)
+        if data.vae is not None:
+            from scalelong.data import load_vae
+
+            settings["vae"] = load_vae(data.vae)
+        return ScaleLongPipeline.of(self.net, self.process, **settings)
+
+    def _pipeline_settings(self) -> dict[str, Any]:
+        """Arguments of `ScaleLongPipeline`."""
+        data, names = self.config.data, self.facts.class_names
+        scale = None if data.vae is None else data.latent_scale
+        settings: dict[str, Any] = {"null_label": self.facts.null_y, "class_names": list(names) if names else None}
+        return {**settings, "guidance_scale": self.config.sample.guidance, "latent_scale": scale}
+
+    def _write_pipeline(self, net: nn.Module, folder: Path) -> None:
+        """Make model/ a diffusers pipeline. It names the text encoder; the autoencoder is passed when it is loaded."""
+        from scalelong.models.pipeline_folder import write_index
+
+        data, others = self.config.data, dict[str, tuple[str, str]]()
+        if data.text is not None:
+            others["text_encoder"] = ("scalelong.data.prompts", "PromptEncoder")
+            config = {"_class_name": "PromptEncoder", "encoder": data.text, "max_length": data.text_tokens}
+            (folder / "text_encoder").mkdir()
+            (folder / "text_encoder" / CONFIG).write_text(json.dumps(config) + "\n", encoding="utf-8")
+        settings = {"process": self.config.diffusion.process, **self._pipeline_settings()}
+        write_index(folder, net, self.process, settings, **others)
 
     # ----------------------------------------------------------------------------------------- writing
 
@@ -288,6 +337,8 @@ class Run:
         shutil.rmtree(self._new_model, ignore_errors=True)
         with atomic_folder(self._new_model) as folder:
             get_model(self.config.model.kind).save(net, folder)
+            if hasattr(net, "save_pretrained"):
+                self._write_pipeline(net, folder)
             (folder / STEP).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
         if self.model_path.exists():
             os.rename(self.model_path, self._old_model)
