@@ -204,7 +204,7 @@ def test_a_call_without_the_skip_is_rejected():
         net.up_blocks[0](x, temb=temb)
     with pytest.raises(UnsupportedNetworkError, match="1 items, but long skip 3 is item -2"):
         net.up_blocks[0](x, (x,), temb)
-    with pytest.raises(UnsupportedNetworkError, match="long skip 3.*tuple or list, got Tensor"):
+    with pytest.raises(UnsupportedNetworkError, match="long skip 3.*tuple, list or dict, got Tensor"):
         net.up_blocks[0](x, x, temb)
     with pytest.raises(UnsupportedNetworkError, match="long skip 3 .*NoneType"):
         net.up_blocks[0](x, (None, x), temb)
