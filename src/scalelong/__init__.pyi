@@ -20,10 +20,12 @@ from scalelong.scaling import ReZeroScaling as ReZeroScaling
 from scalelong.scaling import StableScaling as StableScaling
 from scalelong.scaling import UniformScaling as UniformScaling
 from scalelong.scaling import parse_scaling as parse_scaling
+from scalelong.skips import Join as Join
 from scalelong.skips import Site as Site
 from scalelong.skips import SkipShape as SkipShape
 from scalelong.skips import apply as apply
 from scalelong.skips import describe as describe
+from scalelong.skips import find_skips as find_skips
 from scalelong.skips import load_scaling as load_scaling
 from scalelong.skips import parameters as parameters
 from scalelong.skips import register_adapter as register_adapter

@@ -12,8 +12,9 @@ from torch import nn
 from scalelong.errors import ScalingStateError, ScalingWarning, invalid, unknown
 from scalelong.scaling import NoScaling, Scaling, SkipScaling, SkipShape, parse_scaling
 from scalelong.skips.finders import find_branches, find_sites
-from scalelong.skips.hooks import NAME, BranchHook, FirstPassHook, attach, detach, scaling_of
-from scalelong.skips.sites import Site, declared_sites
+from scalelong.skips.found import sites_from
+from scalelong.skips.hooks import NAME, BranchHook, FirstPassHook, attach, detach, scales_in_forward, scaling_of
+from scalelong.skips.sites import Site
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -22,6 +23,7 @@ def apply(
     net: Net,
     scaling: Scaling | str | dict[str, Any],
     *,
+    example: Any = None,
     sites: Iterable[Site | str] | None = None,
     placement: str = "join",
     replace: bool = False,
@@ -32,8 +34,10 @@ def apply(
     weights of LS depend on torch's random state on the CPU, which is the same after the call as before.
 
     Args:
-        net: A network that scalelong knows or that declares `long_skips`; any other one together with `sites`.
+        net: A network that scalelong knows or that declares `long_skips`; any other one together with `example`.
         scaling: A spec such as `ConstantScaling(0.7)` or `LearnableScaling()`.
+        example: The arguments of one call: a tuple `(x, t)`, a dictionary by name, or both as a pair. The network runs
+            once to find its long skips (see `find_skips`), or to check and complete `sites`.
         sites: The long skips of an unknown network, outermost first (see `Site` and `register_adapter`).
         placement: "join" scales the skip where it joins the backbone. "after_norm" scales it after the normalization
             of the concatenation, for networks whose norm would cancel κ_i (`describe` measures that).
@@ -53,7 +57,7 @@ def apply(
         if spec.acts_on == "blocks":
             scaler = spec.build([SkipShape(None)] * len(find_branches(root, spec.kind)))
         else:
-            found = find_sites(root, sites)
+            found = sites_from(root, sites, example)
             if spec.is_identity:
                 return net
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # LS is drawn, the random state is kept
@@ -197,7 +201,7 @@ def _register(root: nn.Module, scaler: SkipScaling) -> None:
             for index, paths in enumerate(find_branches(root, scaler.spec.kind), start=1):
                 for path in paths:
                     root.get_submodule(path).register_forward_hook(BranchHook(scaler, index))
-        elif scaler.placement != "join" or declared_sites(root) is None:  # else `forward` calls scale_skip
+        elif scaler.placement != "join" or not scales_in_forward(root, list(scaler.sites)):
             attach(root, list(scaler.sites), scaler, placement=scaler.placement)
         if scaler.sites:
             root.register_forward_hook(FirstPassHook(scaler))

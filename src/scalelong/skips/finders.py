@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from scalelong.errors import UnsupportedNetworkError, invalid, suggestion
-from scalelong.skips.sites import Site, declared_sites
+from scalelong.skips.sites import ROOT, Site, declared_sites
 
 FindSkips = Callable[[nn.Module], Iterable[Site | str]]
 
@@ -51,18 +51,19 @@ def find_sites(net: nn.Module, sites: Iterable[Site | str] | None = None) -> lis
     checked = [Site(site) if isinstance(site, str) else site for site in sites]
     if not checked:
         raise invalid("sites", f"a list with one entry per long skip of {type(net).__name__}", checked)
-    names = {name for name, _ in net.named_modules(remove_duplicate=False) if name}
+    names = {ROOT, *(name for name, _ in net.named_modules(remove_duplicate=False) if name)}
     for site in checked:
         if not isinstance(site, Site):
             raise invalid("sites", "scalelong.Site objects or module paths", site)
         for path in (site.path, site.called, site.norm, site.shortcut):
             if path is not None and path not in names:
                 raise UnsupportedNetworkError(f"{type(net).__name__} has no module {path!r}{suggestion(path, names)}")
-        called = net.get_submodule(site.called)
+        called = net if site.called == ROOT else net.get_submodule(site.called)
         if getattr(called.forward, "__func__", None) is nn.Module.forward:  # ModuleList, ModuleDict, ParameterList
             problem = f"site {site.called!r} is a {type(called).__name__}, which is never called"
             raise UnsupportedNetworkError(f"{problem}; name the module in it that receives the skip")
-    if len({(site.called, site.argument, site.item) for site in checked}) != len(checked):
+    targets = [(s.called, s.argument, s.item, s.join, s.call) for s in checked if s.path != ROOT or s.join]
+    if len(set(targets)) != len(targets):
         raise UnsupportedNetworkError("two sites refer to the same argument of the same module")
     return checked
 

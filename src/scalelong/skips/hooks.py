@@ -18,7 +18,18 @@ from torch.utils.hooks import RemovableHandle
 
 from scalelong.errors import ScalingStateError, ScalingWarning, UnsupportedNetworkError, invalid
 from scalelong.scaling import SkipScaling, SkipShape
-from scalelong.skips.sites import Site, declared_sites
+from scalelong.skips.joins import (
+    EnterChild,
+    JoinHook,
+    LeaveChild,
+    LeaveJoin,
+    LeavePass,
+    PassHook,
+    SkipHook,
+    frontier,
+    this_call,
+)
+from scalelong.skips.sites import ROOT, Site, declared_sites
 
 NAME = "skip_scaling"  # the attribute of a network's root under which its one scaling module is registered
 
@@ -29,28 +40,28 @@ _TAPS: OrderedDict[int, tuple[nn.Module, Any, bool]] = OrderedDict()
 
 
 def scale_skip(net: nn.Module, skip: Tensor, i: int) -> Tensor:
-    """Return κ_i·skip. Call it in the `forward` of a network that declares its `long_skips`.
+    """Return κ_i·skip. Call it in the `forward` of your own network.
 
     `scalelong.apply` registers the module that computes κ_i. Without one, the skip is returned unchanged.
 
     Args:
         net: The network, usually `self`. Its attribute `long_skips` holds the channel width (or `SkipShape`) of each
-            long skip, outermost first.
+            long skip, outermost first; without it, pass `apply` an example.
         skip: The skip tensor, as the encoder produced it.
         i: Index of the skip: 1 is the outermost, N the innermost.
     """
-    declared: Any = getattr(net, "long_skips", None)
-    if declared is None:
-        hint = "set self.long_skips = (C_1, …, C_N), the channel widths of its long skips, outermost first"
-        raise UnsupportedNetworkError(f"{type(net).__name__} calls scale_skip but has no long_skips; {hint}")
-    if not 1 <= i <= len(declared):
-        raise invalid("i", f"between 1 (outermost) and {len(declared)} (innermost)", i)
-    entry = declared[i - 1]
-    shape = entry if isinstance(entry, (Site, SkipShape)) else SkipShape(entry)
-    if shape.channels is not None and skip.shape[shape.dim] != shape.channels:
-        declaration = f"{type(net).__name__}.long_skips declares {shape.channels}"
-        raise UnsupportedNetworkError(f"long skip {i} has {skip.shape[shape.dim]} channels, but {declaration}")
     scaler = scaling_of(net)
+    declared: Any = getattr(net, "long_skips", None)
+    if declared is None:  # then an example has found them
+        declared = scaler.sites if scaler is not None else None
+    if declared is not None:
+        if not 1 <= i <= len(declared):
+            raise invalid("i", f"between 1 (outermost) and {len(declared)} (innermost)", i)
+        entry = declared[i - 1]
+        shape = entry if isinstance(entry, (Site, SkipShape)) else SkipShape(entry)
+        if shape.channels is not None and width_of(skip, shape.dim) != shape.channels:
+            declaration = f"{type(net).__name__}.long_skips declares {shape.channels}"
+            raise UnsupportedNetworkError(f"long skip {i} has {skip.shape[shape.dim]} channels, but {declaration}")
     own = [scaler] if scaler is not None and scaler.spec.acts_on == "skips" else []
     taps = [] if torch.compiler.is_compiling() else [tap for tap in _TAPS.values() if tap[0] is net]
     before = [actor for _, actor, first in taps if first]
@@ -135,13 +146,6 @@ class Part:
 
 
 @dataclass(eq=False)
-class SkipHook:
-    """Base class of the hooks, by which `detach` recognizes them."""
-
-    actor: Any
-
-
-@dataclass(eq=False)
 class ArgumentHook(SkipHook):
     """A forward pre-hook that scales the long skips within one argument of a call."""
 
@@ -152,7 +156,15 @@ class ArgumentHook(SkipHook):
         return f"argument {self.argument}, which holds long skip {self.parts[0].index}"
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value, first = self.argument.get(args, kwargs), self.parts[0]
+        parts = self.parts
+        if parts[0].site.calls is not None:
+            chosen = {
+                i for i, _ in this_call(self.actor, parts[0].site.called, tuple((p.index, p.site) for p in parts))
+            }
+            parts = tuple(part for part in parts if part.index in chosen)
+            if not parts:
+                return None
+        value, first = self.argument.get(args, kwargs), parts[0]
         if value is None:
             raise UnsupportedNetworkError(f"{type(module).__name__} was called without {self}")
         if first.site.item is None:
@@ -160,7 +172,7 @@ class ArgumentHook(SkipHook):
         if not isinstance(value, (tuple, list, dict)):
             raise UnsupportedNetworkError(f"{self}, must be a tuple, list or dict, got {type(value).__name__}")
         items: Any = dict(value) if isinstance(value, dict) else list(value)
-        for part in self.parts:
+        for part in parts:
             item = part.site.item
             if item not in (items if isinstance(value, dict) else range(-len(items), len(items))):
                 has = f"the items {list(items)}" if isinstance(value, dict) else f"{len(items)} items"
@@ -244,19 +256,44 @@ def attach(
     """Let `actor` act on the skips at `sites` (outermost first), after the network's own scaling or `before` it."""
     if placement == "after_norm":
         return [handle for i, site in enumerate(sites, 1) for handle in _attach_after_norm(net, site, i, actor)]
-    if declared_sites(net) is not None:
+    if scales_in_forward(net, sites):
         handle = RemovableHandle(_TAPS)
         _TAPS[handle.id] = (net, actor, before)
         return [handle]
     calls: dict[tuple[str, int | str], list[Part]] = {}  # one hook for all skips in one argument
+    joins: dict[str, list[tuple[int, Site]]] = {}  # and one for all joins in one `forward`
     for index, site in enumerate(sites, start=1):
-        calls.setdefault((site.called, site.argument), []).append(Part(index, site))
+        if site.join is not None:
+            joins.setdefault(site.called, []).append((index, site))
+        else:
+            calls.setdefault((site.called, site.argument), []).append(Part(index, site))
     handles: list[Handle] = []
+    repeated = {site.called: site.calls for site in sites if site.calls is not None}
+    if repeated:
+        handles.append(net.register_forward_pre_hook(PassHook(actor), prepend=True))
+        handles.append(net.register_forward_hook(LeavePass(actor, repeated), always_call=True))
     for (path, argument), parts in calls.items():
         module = net.get_submodule(path)
         hook = ArgumentHook(actor, Argument.of(module, argument), tuple(parts))
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=before))
+    for path, pairs in joins.items():
+        module, owner = module_at(net, path), JoinHook(actor, path, tuple(pairs))
+        # The mode that is entered last acts first.
+        handles.append(module.register_forward_pre_hook(owner, with_kwargs=True, prepend=not before))
+        handles.append(module.register_forward_hook(LeaveJoin(actor, owner), always_call=True))
+        for child in frontier(module):
+            handles.append(child.register_forward_pre_hook(EnterChild(actor, owner), prepend=True))
+            handles.append(child.register_forward_hook(LeaveChild(actor, owner)))
     return handles
+
+
+def module_at(net: nn.Module, path: str) -> nn.Module:
+    return net if path == ROOT else net.get_submodule(path)
+
+
+def scales_in_forward(net: nn.Module, sites: list[Site]) -> bool:
+    """Whether the network itself calls `scale_skip`."""
+    return declared_sites(net) is not None or all(site.path == ROOT and site.join is None for site in sites)
 
 
 def _attach_after_norm(net: nn.Module, site: Site, index: int, actor: Any) -> list[Handle]:

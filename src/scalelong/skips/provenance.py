@@ -1,0 +1,300 @@
+"""Find the long skips in a recorded pass: by where each joined tensor comes from, not by names.
+
+At a join the *skip* and the *backbone* have a tensor in common, the *fork*, from which the backbone was computed. Nested
+forks and joins (the last made is the first consumed) around lower resolutions, or around a middle, are long skips.
+Residual shortcuts follow one another, embeddings broadcast, and attention and dense connections do not nest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from scalelong.skips.sites import ROOT
+from scalelong.skips.trace import Call, Node, Trace
+
+GATES = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply", "div", "__truediv__", "where", "masked_fill")
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A join where one operand, the skip, forks off before the other, the backbone."""
+
+    node: Node
+    operand: int
+    skip: int  # nodes
+    backbone: int
+    fork: int
+    first: int  # the first node that is computed from the fork on the backbone's way
+    level: Call  # the innermost call that holds both fork and join
+    reason: str = ""  # why it is left out; empty for a long skip
+
+    @property
+    def residual(self) -> bool:
+        """Whether one call takes the fork, computes the backbone from it and joins both, as residual blocks do."""
+        return self.fork < self.node.call.start < self.first
+
+    @property
+    def argument(self) -> bool:
+        """Whether skip and backbone both come into the call that joins them."""
+        return self.first < self.node.call.start
+
+    def around(self, other: Candidate) -> bool:
+        return self.fork < other.fork and other.node.index < self.node.index
+
+    def nests(self, other: Candidate) -> bool:
+        if self.node is other.node:
+            return self.fork != other.fork
+        return self.around(other) or other.around(self)
+
+
+class Provenance:
+    """What the graph of a trace says about its joins."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.nodes = trace, trace.nodes
+        self.root = trace.calls[0]
+        self.ancestors: list[int] = []  # of each node, itself included, as a bit set
+        self.raw: list[bool] = []  # computed from the network's inputs without parameters
+        self.channels: list[int] = []
+        for node in self.nodes:
+            bits = 1 << node.index
+            for i in node.inputs:
+                bits |= self.ancestors[i]
+            self.ancestors.append(bits)
+            self.raw.append(not node.weighted and all(self.raw[i] for i in node.inputs))
+            self.channels.append(self._channels(node))
+        self.cut: set[tuple[int, int]] = set()  # edges (operand, join) of long skips
+        self.used = Counter(i for node in self.nodes for i in node.inputs)
+
+    # ------------------------------------------------------------------------------------------ resolution
+
+    def axis(self, index: int) -> int:
+        """Return the axis of the channels of a tensor: that of the layer it comes from."""
+        node = self.nodes[index]
+        shape, width = node.shape, self.channels[index]
+        likely = [1, len(shape) - 1] if self._layout(node) == 1 else [len(shape) - 1, 1]
+        axis = next((a for a in likely if 0 <= a < len(shape) and shape[a] == width), likely[0])
+        return axis if axis == 1 and len(shape) > 2 else axis - len(shape)
+
+    def _layout(self, node: Node) -> int:
+        """Return 1 if the nearest layer upstream has its channels at axis 1, else -1."""
+        while True:
+            if _first_axis(node.op):
+                return 1
+            if node.op in ("linear", "layer_norm", "rms_norm", "scaled_dot_product_attention", "embedding"):
+                return -1
+            same = [i for i in node.inputs if len(self.nodes[i].shape) == len(node.shape)]
+            if not same or (moved := node.op in ("permute", "transpose", "movedim", "rearrange")):
+                return 1 if len(node.shape) > 3 or (same and moved and self._layout(self.nodes[same[0]]) == -1) else -1
+            node = self.nodes[same[0]]
+
+    def _channels(self, node: Node) -> int:
+        """Return the number of channels: known after layers, kept by what changes only shape or resolution."""
+        shape = node.shape
+        if not shape:
+            return 1
+        if _first_axis(node.op) and len(shape) > 1:
+            return shape[1]
+        if node.op in ("linear", "layer_norm", "rms_norm", "embedding"):
+            return shape[-1]
+        inputs = [i for i in node.operands if i is not None]
+        if node.axis is not None and inputs:
+            axis, first = node.axis % len(shape), self.nodes[inputs[0]]
+            if first.shape[axis] == self.channels[inputs[0]]:
+                return shape[axis]
+        known = [self.channels[i] for i in node.inputs if self.nodes[i].shape]
+        for width in known:
+            if width in shape and width > 1:
+                return width
+        full = [i for i in node.inputs if _size(self.nodes[i]) == _size(node)]
+        if full:  # reshaped, such as into heads
+            return self.channels[full[0]]
+        return shape[1] if len(shape) > 3 else shape[-1]
+
+    def positions(self, index: int) -> float:
+        """Return the resolution of a tensor: its elements per channel."""
+        return _size(self.nodes[index]) / max(1, self.channels[index])
+
+    # ------------------------------------------------------------------------------------------ candidates
+
+    def fork(self, operand: int, other: int) -> int:
+        """Return where `operand` forks off from what `other` is computed from; -1 if they have nothing in common."""
+        node = self.nodes[operand]
+        if self.ancestors[other] >> operand & 1:
+            return operand
+        full = [i for i in node.inputs if _size(self.nodes[i]) == _size(node)]
+        if node.op in GATES and full:  # a gate: the gated tensor is the one that is carried
+            return min(self.fork(i, other) for i in full)
+        if len(node.inputs) == 1:
+            return self.fork(node.inputs[0], other)
+        return (self.ancestors[operand] & self.ancestors[other]).bit_length() - 1
+
+    def between(self, fork: int, end: int) -> list[int]:
+        """Return the nodes on the ways from `fork` to `end`, both excluded from the start but `end` included."""
+        reached = [n for n in range(fork + 1, end + 1) if self.ancestors[end] >> n & 1]
+        return [n for n in reached if self.ancestors[n] >> fork & 1]
+
+    def candidates(self) -> list[Candidate]:
+        """Return every join of a tensor with what was computed from it, or from where it forks off."""
+        found = []
+        for node in self.nodes:
+            operands = [(k, i) for k, i in enumerate(node.operands) if i is not None]
+            if node.join == "add" and len({self.nodes[i].shape for _, i in operands}) > 1:
+                continue  # broadcast: an embedding, a bias
+            if len(operands) < 2 or len(node.shape) < 2:
+                continue
+            if node.axis is not None and node.axis % len(node.shape) == 0:
+                continue  # a batch of both
+            backbone = self._backbone([i for _, i in operands])
+            for k, i in operands:
+                if i == backbone:
+                    continue
+                fork = self.fork(i, backbone)
+                if fork < 0 or self.raw[fork]:
+                    continue
+                way = self.between(fork, backbone)
+                if not any(self.nodes[n].weighted for n in way):
+                    continue
+                level = next(c for c in node.call.stack if c.start <= fork < node.index and self._made_in(fork, c))
+                found.append(Candidate(node, k, i, backbone, fork, way[0], level))
+        return found
+
+    def _made_in(self, index: int, call: Call) -> bool:
+        return self.nodes[index].call.inside(call)
+
+    def _backbone(self, operands: list[int]) -> int:
+        """Return the operand that forks off last; of equal ones, the one with more layers since the fork."""
+
+        def depth(operand: int) -> tuple[int, int]:
+            others = [o for o in operands if o != operand] or [operand]
+            fork = max(self.fork(operand, other) for other in others)
+            since = self.ancestors[operand] & ~self.ancestors[fork] if fork >= 0 else 0
+            return fork, since.bit_count()
+
+        return max(operands, key=depth)
+
+    def narrows(self, candidate: Candidate) -> bool:
+        """Whether every way of the backbone from fork to join, long skips aside, goes through a lower resolution."""
+        at_join = self.positions(candidate.backbone)
+        least = min(at_join, self.positions(candidate.fork))
+        widest = {candidate.fork: float("inf")}
+        for n in self.between(candidate.fork, candidate.backbone):
+            ways = [widest[i] for i in self.nodes[n].inputs if i in widest and (i, n) not in self.cut]
+            if ways:
+                widest[n] = min(max(ways), self.positions(n))
+        return widest.get(candidate.backbone, float("inf")) < 0.9 * least
+
+    # ------------------------------------------------------------------------------------------- selection
+
+    def select(self) -> tuple[list[Candidate], list[Candidate]]:
+        """Return the long skips, innermost first, and the other candidates with the reason that leaves them out."""
+        every = self.candidates()
+        strong: list[Candidate] = []
+        for candidate in every:
+            if self.narrows(candidate):
+                strong.append(candidate)
+                self.cut.add((candidate.skip, candidate.node.index))
+        chosen = self._main_group(strong)
+        chosen = self._extended(chosen, every) if chosen else self._without_resolutions(every)
+        for candidate in every:
+            if candidate not in chosen:
+                candidate.reason = self._reason(candidate, strong, chosen)
+        return sorted(chosen, key=_decoder_order), [c for c in every if c not in chosen]
+
+    def _group(self, candidate: Candidate) -> object:
+        """Residual-shaped joins belong together by the line of code (a recursive U-Net), others by their level."""
+        return candidate.node.line if candidate.residual else candidate.level
+
+    def _main_group(self, strong: list[Candidate]) -> list[Candidate]:
+        """Return the U-Net that is the network, not one inside a block: the outermost level with two skips or more."""
+        groups = defaultdict(list)
+        for candidate in strong:
+            groups[self._group(candidate)].append(candidate)
+        several = [group for group in groups.values() if len(group) > 1] or list(groups.values())
+        return min(several, key=lambda group: min(_depth(c.level) for c in group), default=[])
+
+    def _extended(self, chosen: list[Candidate], every: list[Candidate]) -> list[Candidate]:
+        """Add what nests with the skips and joins in the same way, at the lowest resolution."""
+        kinds, lines = {c.node.join for c in chosen}, {c.node.line for c in chosen}
+        groups = {self._group(c) for c in chosen}
+        for candidate in sorted(every, key=lambda c: c.fork):
+            if candidate in chosen or self._group(candidate) not in groups:
+                continue
+            alike = candidate.node.line in lines
+            cat = candidate.node.join == "cat" in kinds
+            if not (alike or cat or (candidate.argument and candidate.node.join in kinds)):
+                continue
+            if all(candidate.nests(other) for other in chosen):
+                chosen = [*chosen, candidate]
+        return chosen
+
+    def _without_resolutions(self, every: list[Candidate]) -> list[Candidate]:
+        """Find the skips of a network of one resolution: two or more that nest, at the outermost level possible."""
+        usable = [c for c in every if not c.residual]
+        chains = []
+        groups: dict[object, list[Candidate]] = defaultdict(list)
+        for candidate in usable:
+            groups[(candidate.level, candidate.node.join)].append(candidate)
+        for (level, join), group in groups.items():  # type: ignore[misc]
+            lines, joined = defaultdict(list), Counter(c.skip for c in group)
+            for c in group:
+                lines[c.node.line].append(c)
+            nested = [
+                c for members in lines.values() if all(a is b or a.nests(b) for a in members for b in members)
+                for c in members if joined[c.skip] == 1
+            ]  # fmt: skip
+            chain = [c for c in nested if all(a is c or a.nests(c) for a in nested)]
+            sure = len(chain) > 1 or any(join == "cat" and (c.argument or c.node.call is self.root) for c in chain)
+            if sure:
+                chains.append((join != "cat", _depth(level), -len(chain), chain))
+        return min(chains, key=lambda entry: entry[:3])[3] if chains else []
+
+    def _reason(self, candidate: Candidate, strong: list[Candidate], chosen: list[Candidate]) -> str:
+        if candidate in strong and not candidate.residual:
+            return f"a long skip inside {candidate.level.path}"
+        if candidate.residual:
+            return "a residual shortcut: one call takes the tensor and joins what it computed from it"
+        if chosen and not all(candidate.nests(c) for c in chosen):
+            return "a shortcut within encoder, middle or decoder: it does not lead past the middle"
+        if not chosen:
+            return "it nests with no other join, and the resolution does not change in between"
+        return "joined in another way than the long skips"
+
+    # ------------------------------------------------------------------------------------------- where from
+
+    def source(self, candidate: Candidate) -> str | None:
+        return self.made_by(candidate.skip, candidate.node.call)
+
+    def made_by(self, index: int, user: Call | None = None) -> str | None:
+        """Return the module that made a tensor: the outermost one that returned it and that `user` is not part of."""
+        while True:
+            made = [c for c in self.trace.calls if c.output == index and c.start <= index and c.path != ROOT]
+            outermost = next((c for c in made if user is None or not user.inside(c)), None)
+            if outermost is not None:
+                return outermost.path
+            node = self.nodes[index]
+            full = [i for i in node.inputs if _size(self.nodes[i]) == _size(node)] if node.op in GATES else []
+            if not node.inputs:
+                return None
+            index = min(full) if full else max(node.inputs)
+
+
+def _decoder_order(candidate: Candidate) -> tuple[int, int]:
+    return candidate.node.index, -candidate.fork
+
+
+def _depth(call: Call) -> int:
+    return sum(1 for _ in call.stack)
+
+
+def _size(node: Node) -> int:
+    size = 1
+    for width in node.shape:
+        size *= width
+    return size
+
+
+def _first_axis(op: str) -> bool:
+    """Whether a layer has its channels at axis 1."""
+    return op.startswith(("conv", "_conv")) or op in ("group_norm", "batch_norm", "instance_norm")
