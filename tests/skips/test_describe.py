@@ -119,7 +119,7 @@ def test_rows_are_outermost_first_and_the_table_prints():
     table = scalelong.describe(net)
     assert [row.coefficient for row in table.rows] == [1.0, 0.5, 0.25, 0.125]
     assert [row.source for row in table.rows] == [
-        "conv_in", "down_blocks.0.resnets.0", "down_blocks.0.downsamplers", "down_blocks.1.resnets.0",
+        "conv_in", "down_blocks.0.resnets.0", "down_blocks.0.downsamplers.0", "down_blocks.1.attentions.0",
     ]  # fmt: skip
     assert [row.path for row in table.rows] == [f"up_blocks.{b}.resnets.{r}" for b in (1, 0) for r in (1, 0)]
     assert all(row.felt is None and row.shape is None for row in table.rows)

@@ -10,6 +10,6 @@ from scalelong.skips.sites import Join, Site
 from scalelong.skips.storage import load_scaling, save_scaling
 
 __all__ = [
-    "Description", "FoundSkips", "Join", "Row", "Site", "SkipShape", "apply", "describe", "find_sites", "find_skips", "load_scaling", "parameters",
-    "register_adapter", "remove", "save_scaling", "scale_skip", "scaling_of", "unscaled",
+    "Description", "FoundSkips", "Join", "Row", "Site", "SkipShape", "apply", "describe", "find_sites", "find_skips",
+    "load_scaling", "parameters", "register_adapter", "remove", "save_scaling", "scale_skip", "scaling_of", "unscaled",
 ]  # fmt: skip

@@ -280,15 +280,29 @@ def _norm_and_shortcut(block: nn.Module, path: str) -> tuple[str | None, str | N
 
 
 def _with_sources(net: nn.Module, sites: list[Site]) -> list[Site]:
-    """Name the sources of the skips, if the widths of encoder outputs and skips agree."""
-    downs, conv_in = _parts(net, "down_blocks", "conv_in")
-    each = [("conv_in", _channels(conv_in)[1])] if _modules(conv_in) else []
-    for b, block in enumerate(downs):  # every resnet, and the downsampling
-        each += [(f"down_blocks.{b}.resnets.{r}", _channels(m)[1]) for r, m in enumerate(block.resnets)]
-        after = [name for name in ("downsamplers", "downsampler") if getattr(block, name, None) is not None]
-        each += [(f"down_blocks.{b}.{name}", each[-1][1]) for name in after]
-    blocks = [(f"down_blocks.{b}", _channels(m.resnets[-1])[1]) for b, m in enumerate(downs)]  # one per block
-    for outputs in (each, blocks[: len(sites)]):
+    """Name the modules that make the skips, if the widths of encoder outputs and skips agree."""
+    downs, conv_in, first = _parts(net, "down_blocks", "conv_in", "transformer_in")
+    each = [("transformer_in" if _modules(first) else "conv_in", _channels(conv_in)[1])] if _modules(conv_in) else []
+    blocks = []  # the last layer of each block
+    for b, block in enumerate(downs):  # every layer, and the downsampling
+        layers = [(f"down_blocks.{b}.{_last(block, r)}.{r}", _channels(m)[1]) for r, m in enumerate(block.resnets)]
+        after = [name for name in ("downsamplers.0", "downsampler", "skip_conv") if _modules(_get(block, name))]
+        each += [*layers, *((f"down_blocks.{b}.{name}", layers[-1][1]) for name in after[-1:])]
+        blocks.append(layers[-1])
+    for outputs in (each, blocks[: len(sites)], blocks[-len(sites) :]):
         if [width for _, width in outputs] == [site.channels for site in sites]:
             return [replace(site, source=source) for site, (source, _) in zip(sites, outputs, strict=True)]
     return sites
+
+
+def _last(block: nn.Module, r: int) -> str:
+    """Return which of a down-block's lists makes the output of layer r: the last that has such a module."""
+    names = ("resnets", "temp_convs", "attentions", "temp_attentions", "motion_modules")
+    return [name for name in names if _modules(_get(block, f"{name}.{r}"))][-1]
+
+
+def _get(module: nn.Module, path: str) -> Any:
+    """Return a submodule by its path, None if there is none."""
+    for name in path.split("."):
+        module = getattr(module, "_modules", {}).get(name)  # type: ignore[assignment]
+    return module

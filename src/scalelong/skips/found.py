@@ -242,13 +242,28 @@ def _brought(graph: Provenance, candidate: Candidate) -> Given | None:
 def _norm_and_shortcut(graph: Provenance, node: Node) -> tuple[str | None, str | None]:
     """Return the norm that the concatenation goes to, and the layer beside it; nothing else may see it."""
     calls = {use.call: use.op for use in _uses(graph, node.index)}
-    leaves = {call: op for call, op in calls.items() if any(g.node == node.index for g in call.arguments)}
+    leaves = {call: op for call, op in calls.items() if _takes(call, node)}
     once = all(sum(c.module is call.module for c in graph.trace.calls) == 1 for call in leaves)
     norms = [call for call, op in leaves.items() if op in NORMS or "Norm" in type(call.module).__name__]
     others = [call for call in leaves if call not in norms]
     if len(norms) != 1 or len(others) > 1 or len(leaves) != len(calls) or not once or norms[0] is node.call:
         return None, None
-    return norms[0].path, others[0].path if others else None
+    norm, shortcut = norms[0], others[0] if others else None
+    while norm.parent is not None and _takes(norm.parent, node) and _shape(graph, norm.parent) == node.shape:
+        norm = norm.parent  # a norm made of several modules
+    while (
+        shortcut is not None and shortcut.parent and _takes(shortcut.parent, node) and not norm.inside(shortcut.parent)
+    ):
+        shortcut = shortcut.parent
+    return norm.path, shortcut.path if shortcut else None
+
+
+def _takes(call: Call, node: Node) -> bool:
+    return call.start > node.index and any(g.node == node.index for g in call.arguments)
+
+
+def _shape(graph: Provenance, call: Call) -> tuple[int, ...] | None:
+    return None if call.output is None else graph.nodes[call.output].shape
 
 
 def _join(graph: Provenance, candidate: Candidate, dim: int) -> Join:
@@ -301,8 +316,9 @@ def _checked(net: nn.Module, sites: list[Site], graph: Provenance) -> list[Site]
         last = candidate.operand == len(candidate.node.operands) - 1
         if not site.norm and not last and not site.leading:
             norm = shortcut = None
-        checked.append(dataclasses.replace(
-            site, channels=full.channels, dim=dim, source=site.source or full.source, norm=norm, shortcut=shortcut))  # fmt: skip
+        source = site.source or full.source
+        site = dataclasses.replace(site, channels=full.channels, dim=dim, source=source)
+        checked.append(dataclasses.replace(site, norm=norm, shortcut=shortcut))
         forks.append(candidate.fork)
     if forks != sorted(forks):
         order = sorted(range(len(forks)), key=forks.__getitem__)

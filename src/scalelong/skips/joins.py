@@ -23,7 +23,7 @@ CATS = (torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.column_s
 ADDS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__,
         torch.sub, torch.subtract, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__)  # fmt: skip
 IN_PLACE = (Tensor.add_, Tensor.sub_)  # the result is the first operand, not another tensor
-JOINS = {**dict.fromkeys(CATS, "cat"), **dict.fromkeys(ADDS, "add")}
+JOINS: dict[Any, str] = {**dict.fromkeys(CATS, "cat"), **dict.fromkeys(ADDS, "add")}
 
 
 def operands_of(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
@@ -32,6 +32,11 @@ def operands_of(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
         joined = args[0] if args else kwargs.get("tensors", ())
         return [] if isinstance(joined, Tensor) else list(joined)
     return list(args[:2]) if len(args) > 1 else [*args[:1], kwargs.get("other", kwargs.get("input"))]
+
+
+def joinable(x: Any) -> bool:
+    """Whether `x` may be one side of a join: a tensor, but no parameter such as a position table."""
+    return isinstance(x, Tensor) and not isinstance(x, nn.Parameter)
 
 
 def axis_of(func: Any, args: Any, kwargs: dict[str, Any], first: Tensor) -> int | None:
@@ -170,7 +175,7 @@ class _JoinMode(TorchFunctionMode):
         if not torch.compiler.is_compiling() and sys._getframe(2).f_code.co_filename.startswith("<eval_with_key>"):
             return args, kwargs  # the compiled graph of this `forward`: it was traced with κ_i in it
         operands, changed = operands_of(func, args, kwargs), False
-        if not all(isinstance(x, Tensor) for x in operands):
+        if not all(map(joinable, operands)):
             return args, kwargs
         shapes = [x.shape for x in operands]
         for k, (index, site) in enumerate(self.parts):

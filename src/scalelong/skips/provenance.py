@@ -1,7 +1,7 @@
 """Find the long skips in a recorded pass: by where each joined tensor comes from, not by names.
 
-At a join the *skip* and the *backbone* have a tensor in common, the *fork*, from which the backbone was computed. Nested
-forks and joins (the last made is the first consumed) around lower resolutions, or around a middle, are long skips.
+At a join, *skip* and *backbone* have a tensor in common, the *fork*, from which the backbone was computed. Forks and
+joins that nest (the last made is the first consumed) around lower resolutions, or around a middle, are long skips.
 Residual shortcuts follow one another, embeddings broadcast, and attention and dense connections do not nest.
 """
 
@@ -32,7 +32,7 @@ class Candidate:
     @property
     def residual(self) -> bool:
         """Whether one call takes the fork, computes the backbone from it and joins both, as residual blocks do."""
-        return self.fork < self.node.call.start < self.first
+        return self.fork < self.node.call.start <= self.first
 
     @property
     def argument(self) -> bool:
@@ -190,9 +190,10 @@ class Provenance:
     def select(self) -> tuple[list[Candidate], list[Candidate]]:
         """Return the long skips, innermost first, and the other candidates with the reason that leaves them out."""
         every = self.candidates()
+        gates = [c for c in every if any(self._gates(c, other) for other in every)]
         strong: list[Candidate] = []
         for candidate in every:
-            if self.narrows(candidate):
+            if candidate not in gates and self.narrows(candidate):
                 strong.append(candidate)
                 self.cut.add((candidate.skip, candidate.node.index))
         chosen = self._main_group(strong)
@@ -201,6 +202,11 @@ class Provenance:
             if candidate not in chosen:
                 candidate.reason = self._reason(candidate, strong, chosen)
         return sorted(chosen, key=_decoder_order), [c for c in every if c not in chosen]
+
+    def _gates(self, candidate: Candidate, other: Candidate) -> bool:
+        """Whether a join only computes a gate for a skip: the gated skip depends on it, from the same fork on."""
+        at = candidate.node.index
+        return candidate.fork == other.fork and other.skip >= at and bool(self.ancestors[other.skip] >> at & 1)
 
     def _group(self, candidate: Candidate) -> object:
         """Residual-shaped joins belong together by the line of code (a recursive U-Net), others by their level."""
@@ -233,10 +239,10 @@ class Provenance:
         """Find the skips of a network of one resolution: two or more that nest, at the outermost level possible."""
         usable = [c for c in every if not c.residual]
         chains = []
-        groups: dict[object, list[Candidate]] = defaultdict(list)
+        groups: dict[tuple[Call, str], list[Candidate]] = defaultdict(list)
         for candidate in usable:
             groups[(candidate.level, candidate.node.join)].append(candidate)
-        for (level, join), group in groups.items():  # type: ignore[misc]
+        for (level, join), group in groups.items():
             lines, joined = defaultdict(list), Counter(c.skip for c in group)
             for c in group:
                 lines[c.node.line].append(c)
@@ -264,7 +270,7 @@ class Provenance:
     # ------------------------------------------------------------------------------------------- where from
 
     def source(self, candidate: Candidate) -> str | None:
-        return self.made_by(candidate.skip, candidate.node.call)
+        return self.made_by(candidate.fork, candidate.node.call)
 
     def made_by(self, index: int, user: Call | None = None) -> str | None:
         """Return the module that made a tensor: the outermost one that returned it and that `user` is not part of."""

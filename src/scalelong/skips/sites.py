@@ -94,7 +94,7 @@ class Site:
             raise InvalidValueError(f"site {self.path!r} has trailing, leading or norm set, which requires channels=…")
         if self.trailing and self.leading:
             raise InvalidValueError(f"site {self.path!r} has both trailing and leading set; the skip is at one end")
-        if (self.call is None) != (self.calls is None) or (self.calls is not None and self.call >= self.calls):
+        if (self.call is None) != (self.calls is None) or (self.call or 0) >= (self.calls or 1):
             raise invalid(f"call of site {self.path!r}", f"below calls = {self.calls}, both given or none", self.call)
 
     @property

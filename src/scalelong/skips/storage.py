@@ -17,7 +17,7 @@ from scalelong.scaling import NoScaling, Scaling, SkipScaling
 from scalelong.skips.application import Net, apply, remove, restore_on_failure, scaled_root
 from scalelong.skips.finders import find_sites
 from scalelong.skips.hooks import scaling_of
-from scalelong.skips.sites import Site, declared_sites
+from scalelong.skips.sites import ROOT, Site, declared_sites
 
 JSON, WEIGHTS, FORMAT = "scaling.json", "scaling.safetensors", 1
 _TYPES = {"format": int, "network": str, "scaling": dict, "placement": str, "sites": list, "own_sites": bool,
@@ -169,8 +169,8 @@ def _check_fit(root: nn.Module, sites: list[Site], record: dict[str, Any], path:
     """Compare the saved sites with those of this network."""
     here = _found(root) or []
     if record["own_sites"]:  # the user listed them: only their modules must exist
-        modules = {name for name, _ in root.named_modules(remove_duplicate=False)}
-        missing = [(i, site.path) for i, site in enumerate(sites, start=1) if site.path not in modules]
+        modules = {ROOT, *(name for name, _ in root.named_modules(remove_duplicate=False))}
+        missing = [(i, site.path) for i, site in enumerate(sites, start=1) if not {site.path, site.called} <= modules]
         differences = [f"skip {i} ends at {consumer}, which is missing here" for i, consumer in missing]
     elif len(sites) != len(here):
         differences = [f"{len(sites)} long skips there, {len(here)} here"]

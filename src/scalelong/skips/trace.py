@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from scalelong._modules import leave_no_trace
 from scalelong.skips.hooks import _TAPS
-from scalelong.skips.joins import JOINS, axis_of, frontier, operands_of
+from scalelong.skips.joins import JOINS, axis_of, frontier, joinable, operands_of
 from scalelong.skips.sites import ROOT
 
 
@@ -131,7 +131,7 @@ class Trace(TorchFunctionMode):
         call = Call(module, path, parent, len(self.nodes), frontier=frozenset(frontier(module)))
         self._stack.append(call)
         self.calls.append(call)
-        given = [*enumerate(args), *kwargs.items()]
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         if parent is None:
             for tensor in (t for _, value in given for t in tensors(value)):
                 self._add(tensor, "input", (), False)
@@ -179,7 +179,7 @@ class Trace(TorchFunctionMode):
         for tensor in made:
             node = self._add(tensor, getattr(func, "__name__", str(func)), inputs, weighted)
             node.in_place = any(tensor is old for old in read)
-            if len(operands) > 1 and all(isinstance(x, Tensor) for x in operands):
+            if len(operands) > 1 and all(map(joinable, operands)):
                 frame = sys._getframe(1)
                 node.operands, node.join = joined, JOINS[func]
                 node.shapes = tuple(tuple(shape) for shape in shapes)
