@@ -126,7 +126,7 @@ def test_rows_are_outermost_first_and_the_table_prints():
     lines = str(table).splitlines()
     assert lines[0] == "UNet2DModel: 4 long skips, ConstantScaling(kappa=0.5, reverse=False)"
     assert lines[1].split() == ["i", "from", "to", "κ_i"]
-    assert lines[-1].split() == ["4", "down_blocks.1.resnets.0", "up_blocks.0.resnets.0", "0.125"]
+    assert lines[-1].split() == ["4", "down_blocks.1.attentions.0", "up_blocks.0.resnets.0", "0.125"]
     assert repr(table) == str(table)
     measured = str(described(net, "UNet2DModel")).splitlines()
     assert measured[1].split() == ["i", "from", "to", "κ_i", "shape", "felt", "past", "norm"]
