@@ -48,7 +48,8 @@ def main(steps: int = 300, batch_size: int = 64, out: Path = Path("digits-ddpm")
 
     unet = accelerator.unwrap_model(unet)
     ema.copy_to(unet.parameters())
-    DDPMPipeline(unet, scheduler).save_pretrained(out)  # CS has no weights; LS: `with scalelong.unscaled(unet):`
+    with scalelong.unscaled(unet):  # the scaling has files of its own
+        DDPMPipeline(unet, scheduler).save_pretrained(out)
     scalelong.save_scaling(unet, out / "scaling")  # back with scalelong.load_scaling(pipe.unet, out / "scaling")
     return losses
 

@@ -26,6 +26,7 @@ from scalelong.skips import SkipShape as SkipShape
 from scalelong.skips import apply as apply
 from scalelong.skips import describe as describe
 from scalelong.skips import find_skips as find_skips
+from scalelong.skips import fold as fold
 from scalelong.skips import load_scaling as load_scaling
 from scalelong.skips import parameters as parameters
 from scalelong.skips import register_adapter as register_adapter

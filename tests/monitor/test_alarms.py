@@ -243,7 +243,7 @@ def test_advice_states_the_sums_of_theorem_3_1():
     recommended = choose_kappa(PAPER_MEAN, 6)[2]
     then = sum_of_squares(ConstantScaling(recommended).coefficients(6), 3)
     assert "Σκ_j² over j > 2, here 4;" in text
-    assert f"ConstantScaling({recommended:g}) makes that sum {then:.3g}" in text
+    assert f"ConstantScaling({recommended:g}) makes Σκ_j² over j ≥ 3 {then:.3g} instead of 4" in text
 
 
 def test_advice_does_not_recommend_the_scaling_in_use():

@@ -22,7 +22,7 @@ from scalelong import (
     Site,
     UniformScaling,
 )
-from scalelong.errors import UnsupportedNetworkError
+from scalelong.errors import ScalingWarning, UnsupportedNetworkError
 from scalelong.skips import scaling_of
 
 FILES = ("scaling.json", "scaling.safetensors")
@@ -120,7 +120,8 @@ def test_a_pipeline_saved_with_ls_in_its_own_file_comes_back_too_but_diffusers_c
     from diffusers import UNet2DModel
 
     net = scalelong.apply(make("UNet2DModel"), LearnableScaling())
-    net.save_pretrained(tmp_path)
+    with pytest.warns(ScalingWarning, match="unscaled"):
+        net.save_pretrained(tmp_path)
     scalelong.save_scaling(net, tmp_path)
     again = UNet2DModel.from_pretrained(tmp_path)
     assert any("skip_scaling" in message for message in diffusers_warnings)

@@ -41,7 +41,7 @@ class Limits:
 class Alarm:
     """One thing that is wrong."""
 
-    kind: str  # "nonfinite", "oscillation", "gradient", "loss" or "ratio"
+    kind: str  # "nonfinite", "oscillation", "gradient", "loss", "ratio" or "dead"
     step: int
     since: int  # the step at which it began
     module: str
@@ -76,6 +76,7 @@ def find(
         _spike(layout, limits, entries, edges, "grad"),
         _spike(layout, limits, entries, edges, "loss"),
         _ratio(layout, limits, entries),
+        _dead(layout, entries[-1]),
     ]
     return [alarm for alarm in found if alarm is not None]
 
@@ -161,6 +162,17 @@ def _ratio(layout: Layout, limits: Limits, entries: Sequence[Entry]) -> Alarm | 
     return Alarm("ratio", step, step, layout.points.sites[i - 1].path, what, i, None, value, before)
 
 
+def _dead(layout: Layout, entry: Entry) -> Alarm | None:
+    """Report calibration networks whose hidden units are all inactive on the probe."""
+    dead = lookup(entry, "kappa", "dead")
+    if not dead:
+        return None
+    kappas = ", ".join(f"κ_{i}" for i in dead)
+    what = f"{kappas} of LS {'do' if len(dead) > 1 else 'does'} not depend on the input and cannot learn to"
+    step, i = entry["step"], dead[0]
+    return Alarm("dead", step, step, layout.points.sites[i - 1].path, what, i, None, float(len(dead)))
+
+
 def _over_medians(entries: Sequence[Entry], *path: str) -> Tensor:
     """Divide every value of a list in the last entry by the median of its past values; NaN where there is none."""
     *past, now = [lookup(entry, *path) or [] for entry in entries]
@@ -185,6 +197,10 @@ def advice(kind: str, skip: int | None, coefficients: Sequence[float], kappa: fl
     """
     if not coefficients:
         return f"This network has no known long skips, so the theory does not apply; {GENERAL} may help."
+    if kind == "dead":
+        return (
+            'All hidden units of the calibration network are inactive; LearnableScaling(activation="elu") prevents it.'
+        )
     if kind == "nonfinite":
         return f"{GENERAL.capitalize()} may help; {_remedy(coefficients, kappa, 1)}."
     if kind == "gradient":
@@ -210,5 +226,6 @@ def _remedy(coefficients: Sequence[float], kappa: float | None, start: int) -> s
     text = f"the coefficients are already small, so {GENERAL} may help"
     if n > 1 and then < 0.9 * now:
         change = f"kappa = {recommended:g} instead of {kappa:g}" if kappa else f"ConstantScaling({recommended:g})"
-        text = f"{change} makes that sum {then:.3g}"
+        over = "" if start == 1 else f" over j ≥ {start}"
+        text = f"{change} makes Σκ_j²{over} {then:.3g} instead of {now:.3g}"
     return "; ".join([text, *(note.text for note in kappa_notices(coefficients, kappa) if note.level == "warning")])

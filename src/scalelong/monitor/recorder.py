@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from scalelong._modules import first_tensor
 from scalelong.errors import InvalidValueError
 from scalelong.monitor.points import ROOT, Points, coefficients_of
+from scalelong.scaling.modules import CalibratedSkips
 from scalelong.skips.hooks import Argument, Handle, attach, scaling_of, split_joined
 from scalelong.skips.sites import Site, declared_sites
 
@@ -41,6 +42,7 @@ class Norms:
     total: list[float]  # one value per point; NaN if the point was not reached
     squares: list[list[float]] | None  # per point, the squared norm of each sample; only for a known batch size
     kappas: dict[int, tuple[float, float, float]]  # i → (mean, min, max) of a learned κ_i
+    dead: tuple[int, ...]  # the skips whose calibration network ignores its input
     n: int  # number of samples
     nonfinite: int | None  # the first point, in the order of the pass, whose norm is not finite
 
@@ -77,10 +79,11 @@ class Recorder:
     def record_output(self, points: tuple[int, ...], args: Any, output: Any) -> None:
         self.record(points, first_tensor(output))
 
-    def record_kappa(self, args: tuple[Any, ...], output: Any) -> None:
+    def record_kappa(self, scaler: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor):
-            kappa = output.detach().float()
-            self.kappas.setdefault(int(args[1]), []).append(torch.stack([kappa.mean(), kappa.min(), kappa.max()]))
+            kappa, (skip, i) = output.detach().float(), args
+            dead = scaler.is_dead(skip, i).float() if isinstance(scaler, CalibratedSkips) else kappa.new_zeros(())
+            self.kappas.setdefault(int(i), []).append(torch.stack([kappa.mean(), kappa.min(), kappa.max(), dead]))
 
     def record(self, points: tuple[int, ...], x: Tensor | None) -> None:
         """Record the norm of `x` at these points."""
@@ -119,15 +122,17 @@ class Recorder:
             for point in points:
                 sums = squares[point] or [0.0] * len(norms)
                 squares[point] = [sum_ + norm * norm for sum_, norm in zip(sums, norms, strict=True)]
-        kappas = {}
+        kappas, dead = {}, []
         for i, calls in self.kappas.items():
-            mean, low, high = to_cpu(calls).unbind(1)
+            mean, low, high, ignored = to_cpu(calls).unbind(1)
             kappas[i] = (float(mean.mean()), float(low.min()), float(high.max()))
+            dead += [i] if bool(ignored.all()) else []
         n = self.samples or self.batch or self.rows
         return Norms(
             total=[math.nan if each is None else math.sqrt(sum(each) / n) for each in squares],
             squares=[[math.nan] * n if each is None else each for each in squares] if self.samples else None,
             kappas=kappas,
+            dead=tuple(sorted(dead)),
             n=n,
             nonfinite=next((points[0] for points, norms in recorded if not all(map(math.isfinite, norms))), None),
         )
@@ -190,7 +195,7 @@ class Hooks:
                 handles += [module.register_forward_hook(hook) for module, hook in self.after]
                 scaler = scaling_of(self.root)
                 if scaler is not None and coefficients_of(self.root, self.n) is None:
-                    handles.append(scaler.register_forward_hook(_Hook(self, Recorder.record_kappa)))
+                    handles.append(scaler.register_forward_hook(_Hook(self, Recorder.record_kappa, scaler)))
             yield
         finally:
             self.recorder = outer

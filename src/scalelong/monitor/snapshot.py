@@ -229,6 +229,8 @@ def make_entry(
         entry["probe"]["by_time"] = by_time
     if now.kappas:
         entry["kappa"] = dict(zip(("mean", "min", "max"), map(list, zip(*now.kappas, strict=True)), strict=True))
+        if now.probe is not None and now.probe.dead:
+            entry["kappa"]["dead"] = list(now.probe.dead)
     entry["grad"] = _gradient_part(now, before, last, buffered)
     entry["loss"] = buffered.loss
     entry["drift"] = None if drift is None else {"total": drift.total, "blocks": drift.blocks}

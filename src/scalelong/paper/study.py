@@ -23,7 +23,7 @@ LS = LearnableScaling(activation="relu")  # the paper's, not the default
 
 def name_of(spec: Scaling) -> str:
     """Return the name of a variant: its label, but that of LS says what differs from the paper's."""
-    return spec.label_against(LS) if isinstance(spec, LearnableScaling) else spec.label
+    return spec.label_against(LS)
 
 
 def arguments(spec: Scaling) -> tuple[str, float | None, list[str]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from scalelong.errors import UnsupportedNetworkError
 from scalelong.scaling.specs import LearnableScaling, Scaling, SkipShape
@@ -74,19 +75,37 @@ class CalibratedSkips(SkipScaling):
             self.networks.zero_output()
 
     def forward(self, skip: Tensor, i: int) -> Tensor:
+        pooled, gated = self._pooled(skip, i)
+        kappa = torch.sigmoid(self.networks(pooled, i))  # (B, width)
+        if self.amplitude != 1.0:
+            kappa = self.amplitude * kappa
+        shape = [skip.shape[0], *([1] * (skip.ndim - 1))]
+        shape[gated] = self.widths[i - 1]
+        return kappa.view(shape).to(skip.dtype)
+
+    def _pooled(self, skip: Tensor, i: int) -> tuple[Tensor, int]:
+        """Return GAP(x_i), (B, width), and the axis that κ_i gates."""
         width = self.widths[i - 1]
         gated = 1 if self.gates[i - 1] == "tokens" else self.dims[i - 1] % skip.ndim
         if skip.shape[gated] != width:
             found = f"long skip {i} has {skip.shape[gated]} {self.gates[i - 1]} (shape {tuple(skip.shape)})"
             raise UnsupportedNetworkError(f"{found}, but its calibration network was built for {width}")
         pooled_dims = [d for d in range(1, skip.ndim) if d != gated]
-        pooled = skip.mean(pooled_dims) if pooled_dims else skip  # GAP: (B, width); no dims would mean all of them
-        kappa = torch.sigmoid(self.networks(pooled, i))  # (B, width)
-        if self.amplitude != 1.0:
-            kappa = self.amplitude * kappa
-        shape = [skip.shape[0], *([1] * (skip.ndim - 1))]
-        shape[gated] = width
-        return kappa.view(shape).to(skip.dtype)
+        return skip.mean(pooled_dims) if pooled_dims else skip, gated  # no dims would mean all of them
+
+    def is_dead(self, skip: Tensor, i: int) -> Tensor:
+        """Return whether κ_i ignores its input and cannot learn from it: neither x_i nor a weight has a gradient.
+
+        A boolean tensor on the skip's device. The module's own gradients are left alone.
+        """
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(skip.device.type, enabled=False):
+            pooled = self._pooled(skip.detach(), i)[0].clone().float().requires_grad_()
+            weights = {k: p.detach().clone().float().requires_grad_() for k, p in self.networks.named_parameters()}
+            kappa = torch.sigmoid(functional_call(self.networks, weights, (pooled, i)))
+            direction = torch.linspace(0.5, 1.5, kappa.numel(), device=kappa.device).view_as(kappa)
+            used = [pooled, *(w for name, w in weights.items() if not name.endswith(("bias", "shift")))]
+            gradients = torch.autograd.grad((kappa * direction).sum(), used, allow_unused=True)
+        return ~torch.stack([g.any() for g in gradients if g is not None]).any()
 
 
 class SqueezeExcitation(nn.Module):

@@ -85,6 +85,10 @@ class Scaling:
     def label(self) -> str:
         return self.kind
 
+    def label_against(self, usual: Scaling) -> str:
+        """Return the label, with what differs from `usual` instead of from the defaults."""
+        return self.label
+
     def coefficients(self, n: int) -> tuple[float, ...] | None:
         """Return κ_1…κ_N of `n` long skips, outermost first, or None if they are learned."""
         return None
@@ -232,8 +236,7 @@ class LearnableScaling(Scaling):
     def label(self) -> str:
         return self.label_against(LearnableScaling())
 
-    def label_against(self, usual: LearnableScaling) -> str:
-        """Return `ls` and what differs from the usual spec, such as `ls-reduction-4`."""
+    def label_against(self, usual: Scaling) -> str:
         changed = {k: v for k, v in vars(self).items() if v != getattr(usual, k)}
         return "-".join(["ls", *(f"{name}-{value}" for name, value in changed.items())])
 

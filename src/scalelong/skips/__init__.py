@@ -4,6 +4,7 @@ from scalelong.scaling import SkipShape
 from scalelong.skips.application import apply, parameters, remove, unscaled
 from scalelong.skips.description import Description, Row, describe
 from scalelong.skips.finders import find_sites, register_adapter
+from scalelong.skips.folding import fold
 from scalelong.skips.found import FoundSkips, find_skips
 from scalelong.skips.hooks import scale_skip, scaling_of
 from scalelong.skips.sites import Join, Site
@@ -11,5 +12,6 @@ from scalelong.skips.storage import load_scaling, save_scaling
 
 __all__ = [
     "Description", "FoundSkips", "Join", "Row", "Site", "SkipShape", "apply", "describe", "find_sites", "find_skips",
-    "load_scaling", "parameters", "register_adapter", "remove", "save_scaling", "scale_skip", "scaling_of", "unscaled",
+    "fold", "load_scaling", "parameters", "register_adapter", "remove", "save_scaling", "scale_skip", "scaling_of",
+    "unscaled",
 ]  # fmt: skip

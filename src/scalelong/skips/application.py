@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from scalelong.errors import ScalingStateError, ScalingWarning, invalid, unknown
-from scalelong.scaling import NoScaling, Scaling, SkipScaling, SkipShape, parse_scaling
+from scalelong.scaling import Scaling, SkipScaling, SkipShape, parse_scaling
 from scalelong.skips.finders import find_branches, find_sites
 from scalelong.skips.found import sites_from
 from scalelong.skips.hooks import NAME, BranchHook, FirstPassHook, attach, detach, scales_in_forward, scaling_of
+from scalelong.skips.records import record_scaling
 from scalelong.skips.sites import Site
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -209,17 +210,10 @@ def _register(root: nn.Module, scaler: SkipScaling) -> None:
         detach(root, scaler)
         raise
     root.add_module(NAME, scaler)
-    _update_config(root, scaler.spec)
+    record_scaling(root, scaler)
 
 
 def _unregister(root: nn.Module, scaler: SkipScaling) -> None:
     detach(root, scaler)
     delattr(root, NAME)
-    _update_config(root, NoScaling())
-
-
-def _update_config(root: nn.Module, spec: Scaling) -> None:
-    """Keep the config of a network that stores its scaling there (our U-ViT) up to date."""
-    config, register = getattr(root, "config", None), getattr(root, "register_to_config", None)
-    if register is not None and config is not None and "scaling" in config:
-        register(scaling=spec.to_dict())
+    record_scaling(root, None)

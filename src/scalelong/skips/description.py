@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from scalelong._modules import evaluating, first_tensor
 from scalelong._text import number
-from scalelong.scaling import NoScaling, Scaling, SkipScaling
+from scalelong.scaling import NoScaling, Scaling, SkipScaling, parse_scaling
+from scalelong.scaling.modules import CalibratedSkips
 from scalelong.skips.application import scaled_root, sites_of, unwrapped
 from scalelong.skips.hooks import Handle, attach, scaling_of, split_joined
+from scalelong.skips.records import KEY, recorded_scaling
 from scalelong.skips.sites import ROOT, Site
 
 CANCELLED = 0.2  # if a smaller share of a change of κ_i is left after the norm, the norm cancels κ_i
@@ -59,16 +61,18 @@ class Description:
     scaling: Scaling
     placement: str
     rows: tuple[Row, ...]
+    hint: str = ""  # about the whole network
 
     def __str__(self) -> str:
-        measured = any(row.felt is not None for row in self.rows)
-        lines = [["i", "from", "to", "κ_i", *(["shape", "felt", "past norm"] if measured else [])]]
+        ran, measured = (any(getattr(row, name) is not None for row in self.rows) for name in ("shape", "felt"))
+        columns = ["shape"] * ran + ["felt", "past norm"] * measured
+        lines = [["i", "from", "to", "κ_i", *columns]]
         for row in self.rows:
             kappa = "learned" if row.coefficient is None else f"{row.coefficient:.4g}"
             if row.coefficient_range is not None:
                 kappa += " ({:.3g}…{:.3g})".format(*row.coefficient_range)
             shape = "×".join(map(str, row.shape)) if row.shape else "not called"
-            results = [shape, number(row.felt, 3), number(row.norm_passes, 3)] if measured else []
+            results = [shape] * ran + [number(row.felt, 3), number(row.norm_passes, 3)] * measured
             lines.append([str(row.index), row.source or "?", row.path, kappa, *results])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -77,7 +81,9 @@ class Description:
         title += f", placement={self.placement!r}" if self.placement != "join" else ""
         notes = dict.fromkeys(row.note for row in self.rows if row.note)
         notes_by_skip = [f"i = {_ranges([r.index for r in self.rows if r.note == note])}: {note}" for note in notes]
-        return "\n".join([title, *table, *([LEGEND] if measured else []), *notes_by_skip])
+        return "\n".join(
+            [title, *table, *([LEGEND] if measured else []), *notes_by_skip, *([self.hint] if self.hint else [])]
+        )
 
     __repr__ = __str__
 
@@ -94,7 +100,8 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
     kappas: Any = spec.coefficients(len(sites))
     if kappas is None:  # learned: only scalars are known without an example
         scalars = getattr(scaler, "kappa", None)
-        kappas = scalars.tolist() if scalars is not None and not (example or kwargs) else [None] * len(sites)
+        known = scalars is not None and not scalars.is_meta and not (example or kwargs)
+        kappas = scalars.tolist() if known else [None] * len(sites)
     rows = [
         Row(index=i, path=site.path, source=site.source, coefficient=kappa)
         for i, (site, kappa) in enumerate(zip(sites, kappas, strict=True), start=1)
@@ -102,7 +109,11 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
     if example or kwargs:
         with evaluating(outer):
             rows = _measure(rows, root, sites, placement, lambda: outer(*example, **kwargs))
-    return Description(type(root).__name__, spec, placement, tuple(rows))
+    hint = ""
+    if scaler is None and (recorded := recorded_scaling(root)) is not None:
+        former = parse_scaling(recorded.get("scaling"))
+        hint = f"saved while scaled with {former}, which is not applied: scalelong.apply(net, **net.config['{KEY}'])"
+    return Description(type(root).__name__, spec, placement, tuple(rows), hint)
 
 
 class _Nudge(SkipScaling):
@@ -115,6 +126,7 @@ class _Nudge(SkipScaling):
         self.outputs: dict[int, Tensor] = {}  # of the consumers
         self.norms: dict[int, Tensor] = {}
         self.kappas: dict[int, Tensor] = {}  # learned ones
+        self.dead: dict[int, bool] = {}  # whether a calibration network ignores its input
 
     def forward(self, skip: Tensor, i: int) -> float:
         self.shapes[i] = tuple(skip.shape)
@@ -129,6 +141,8 @@ def _measure(rows: list[Row], root: nn.Module, sites: list[Site], placement: str
     measured, plain = [], _Nudge()
     with torch.no_grad():
         _run(plain, root, sites, placement, call)
+        if first is not None and first.is_meta:  # shapes, but no values
+            return [dataclasses.replace(row, shape=plain.shapes.get(row.index)) for row in rows]
         for row, site in zip(rows, sites, strict=True):
             i, shape = row.index, plain.shapes.get(row.index)
             if shape is None:
@@ -140,6 +154,10 @@ def _measure(rows: list[Row], root: nn.Module, sites: list[Site], placement: str
             if site.norm is not None:
                 passes = _relative_change(nudged.norms.get(i), plain.norms.get(i)) / delta
             row = dataclasses.replace(row, shape=shape, felt=felt, norm_passes=passes, note=_note(felt, passes))
+            if plain.dead.get(i):
+                note = "κ_i does not depend on the input and gets no gradient: all hidden units of its calibration "
+                note += "network are inactive (the default LearnableScaling() prevents that)"
+                row = dataclasses.replace(row, note=note)
             if row.coefficient is None and (kappa := plain.kappas.get(i)) is not None:
                 low, high = kappa.min().item(), kappa.max().item()
                 row = dataclasses.replace(row, coefficient=kappa.mean().item(), coefficient_range=(low, high))
@@ -160,12 +178,18 @@ def _run(nudge: _Nudge, root: nn.Module, sites: list[Site], placement: str, call
                 keep = partial(_keep, nudge.norms, i, site)
                 handles.append(root.get_submodule(site.norm).register_forward_hook(keep))
         if scaler is not None and scaler.spec.coefficients(len(sites)) is None:
-            handles.append(scaler.register_forward_hook(
-                lambda _, args, kappa: nudge.kappas.update({args[1]: kappa.detach().float()})))  # fmt: skip
+            handles.append(scaler.register_forward_hook(partial(_keep_kappa, nudge)))
         call()
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _keep_kappa(nudge: _Nudge, scaler: nn.Module, args: tuple[Tensor, int], kappa: Tensor) -> None:
+    skip, i = args
+    nudge.kappas[i] = kappa.detach().float()
+    if nudge.index is None and isinstance(scaler, CalibratedSkips) and not skip.is_meta:
+        nudge.dead[i] = bool(scaler.is_dead(skip, i))
 
 
 def _keep(into: dict[int, Tensor], i: int, site: Site | None, *call: Any) -> None:

@@ -1,0 +1,1 @@
+"""Ready parts for other libraries' training scripts."""
