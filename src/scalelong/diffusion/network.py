@@ -76,6 +76,19 @@ def null_like(name: str, condition: Tensor, null: Any) -> Tensor:
         raise invalid(f"null_{name}", expected, tuple(null.shape)) from None
 
 
+def drop_conditions(conditions: Conditions, drop: Tensor | None, nulls: dict[str, Any]) -> Conditions:
+    """Replace the conditions of samples where `drop` (B,) is true by null ones, for classifier-free guidance."""
+    if drop is None:
+        return conditions
+    if drop.dtype != torch.bool:
+        raise invalid("drop", "a boolean mask (B,)", drop.dtype)
+    dropped = {}
+    for name, value in conditions.items():
+        mask = drop.to(value.device).reshape(-1, *[1] * (value.ndim - 1))
+        dropped[name] = torch.where(mask, null_like(name, value, nulls[name]), value)
+    return dropped
+
+
 def simple_loss(
     net: Network,
     process: Process,
@@ -100,14 +113,7 @@ def simple_loss(
         drop: boolean mask (B,) of samples whose conditions become null, for classifier-free guidance.
         null_y, null_context: the null label and the tokens of the empty prompt.
     """
-    conditions = make_conditions(y, context)
-    if drop is not None:
-        if drop.dtype != torch.bool:
-            raise invalid("drop", "a boolean mask (B,)", drop.dtype)
-        nulls = {"y": null_y, "context": null_context}
-        for name, value in conditions.items():
-            mask = drop.to(value.device).reshape(-1, *[1] * (value.ndim - 1))
-            conditions[name] = torch.where(mask, null_like(name, value, nulls[name]), value)
+    conditions = drop_conditions(make_conditions(y, context), drop, {"y": null_y, "context": null_context})
     x_t = process.add_noise(x_0, eps, t)
     predicted = predict_noise(net, process, x_t, t, conditions)
     return (eps - predicted).square().flatten(1).mean(1)

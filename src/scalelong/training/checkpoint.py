@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Checkpoint:
     ema: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     scaler: dict[str, Any]  # of fp16's gradient scaling, otherwise empty
+    groups: list[dict[str, Any]] = field(default_factory=list)  # numbers that a custom optimizer keeps in its groups
 
 
 def save(checkpoints: Path, state: Checkpoint, keep: int) -> Path:
@@ -56,6 +57,7 @@ def save(checkpoints: Path, state: Checkpoint, keep: int) -> Path:
             save_file(tensors, folder / f"{name}.safetensors")
             files[f"{name}.safetensors"] = sha256(folder / f"{name}.safetensors")
         record = {"format": FORMAT, "progress": vars(state.progress), "scaler": state.scaler, "files": files}
+        record |= {"groups": state.groups} if state.groups else {}
         record["digest"] = _digest(record)  # detects damage of the manifest itself
         (folder / MANIFEST).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     # Checkpoints of later steps were skipped as damaged: they must not displace intact ones.
@@ -119,7 +121,7 @@ def _read(folder: Path) -> Checkpoint:
             if sha256(folder / name) != digest:
                 raise RunError(f"{name} does not match its hash")
         tensors = {name: load_file(folder / f"{name}.safetensors") for name in TENSORS}
-        return Checkpoint(progress=progress, scaler=record["scaler"], **tensors)
+        return Checkpoint(progress=progress, scaler=record["scaler"], groups=record.get("groups", []), **tensors)
     except RunError:
         raise
     except OSError as error:
@@ -135,11 +137,24 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[
         f"{key}/{names[parameter]}": torch.as_tensor(value)
         for parameter, values in optimizer.state.items()
         for key, value in values.items()
+        if value is not None
     }
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Restore what `optimizer_tensors` returned."""
+def optimizer_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the numbers in the parameter groups, which some optimizers change. The schedule restores `lr` itself."""
+    return [
+        {k: v for k, v in group.items() if isinstance(v, (bool, int, float)) and k not in ("lr", "initial_lr")}
+        for group in optimizer.param_groups
+    ]
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, net: nn.Module, tensors: dict[str, Tensor], groups: list[dict[str, Any]]
+) -> None:
+    """Restore what `optimizer_tensors` and `optimizer_groups` returned."""
+    for group, values in zip(optimizer.param_groups, groups, strict=bool(groups)):
+        group.update(values)
     parameters = dict(net.named_parameters())
     for entry, value in tensors.items():
         key, _, name = entry.partition("/")

@@ -1,5 +1,6 @@
 """Train a config in a run folder. The same call resumes an interrupted run and returns at once for a finished one."""
 
+import os
 import signal
 import sys
 import time
@@ -13,9 +14,9 @@ from typing import Any
 
 import torch
 
-from scalelong.errors import RunError, require
+from scalelong.errors import RunError
 from scalelong.files import check_target, read_json
-from scalelong.runs.config import Config, differences, flatten
+from scalelong.runs.config import Config, differences
 from scalelong.runs.logs import JsonLines
 from scalelong.runs.resources import recorded
 from scalelong.runs.run import STEP, Run
@@ -25,7 +26,9 @@ from scalelong.training.display import Display
 from scalelong.training.examples import Examples
 from scalelong.training.failures import explained
 from scalelong.training.observers import Observers, due
+from scalelong.training.own import LossFn, MetricsFn, OptimizerFn, Own, changes
 from scalelong.training.schedule import same_past
+from scalelong.training.trackers import start_tracker
 from scalelong.training.trainer import Trainer
 
 FEW = 10  # images; training on so few is worth a remark
@@ -41,15 +44,31 @@ class Result:
     signal: int | None = None  # the signal that interrupted it
 
 
-def train(config: Config, out: Path | str, *, quiet: bool = False) -> Result:
+def train(
+    config: Config,
+    out: Path | str,
+    *,
+    loss: LossFn | None = None,
+    optimizer: OptimizerFn | None = None,
+    metrics: MetricsFn | None = None,
+    quiet: bool = False,
+) -> Result:
     """Train `config` in the folder `out`, or resume the run in it.
 
     train(override(preset("digits"), {"scaling": "ls"}), "runs/digits-ls")
+
+    Args:
+        loss: `loss(eps_fn, process, batch)` returns one value per sample, (B,), instead of the paper's loss.
+        optimizer: `optimizer(net)` returns a torch optimizer instead of AdamW.
+        metrics: `metrics(net, step)` returns numbers to log at every validation, from the EMA network.
+        quiet: Print no progress.
+
+    A resumed run needs the same loss and optimizer. docs/your-own-script.md has an example of each.
     """
     run = Run(out)
     check_target(run.folder, folder=True)
     with explained(config, run):
-        trainer = Trainer(config, Examples(config, config.data.split))
+        trainer = Trainer(config, Examples(config, config.data.split), Own(loss, optimizer, metrics))
         main = trainer.accelerator.is_main_process
         with run.locked() if main else nullcontext():
             interrupted_by = _train(trainer, run, quiet=quiet or not main)
@@ -70,7 +89,7 @@ def _train(trainer: Trainer, run: Run, quiet: bool) -> int | None:
         if start:
             display.say(f"{run.folder}: resuming after step {start}")
         if config.tracker is not None:
-            _start_tracker(trainer, run, config.tracker)
+            start_tracker(trainer, run, config.tracker)
         return _loop(trainer, run, display)
 
 
@@ -121,6 +140,7 @@ def _resume(trainer: Trainer, run: Run) -> list[str]:
             changed.append("the data itself (another fingerprint)")
         else:  # the same data, wherever it is now
             changed = [change for change in changed if not change.startswith("data.name:")]
+        changed += changes(run.record.get("own"), trainer.own)
         if changed:
             settings = "; ".join(changed)
             raise RunError(f"{run.folder} was started with other settings: {settings}. Use the same, or another --out")
@@ -160,6 +180,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
         "processes": trainer.accelerator.num_processes,
         "versions": {"python": sys.version.split()[0], **{p: metadata.version(p) for p in packages}},
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **({"own": own} if (own := trainer.own.record()) else {}),
     }
 
 
@@ -172,22 +193,15 @@ def _notices(trainer: Trainer) -> list[str]:
     if (count := len(trainer.examples)) < FEW:
         images = "1 image" if count == 1 else f"{count} images"
         notices.append(f"note: the training data has {images}; the network will reproduce them, not make new ones")
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and trainer.accelerator.num_processes == 1:
+        notices.append(
+            "note: accelerate launch --cpu started one process; for N processes on CPUs use "
+            "torchrun --nproc-per-node=N -m scalelong train …"
+        )
     on_cpu = trainer.accelerator.device.type == "cpu"
     if trainer.config.train.precision == "bf16" and on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         notices.append("note: this CPU has no bf16 instructions; bf16 is several times slower than fp32 here")
     return notices
-
-
-def _start_tracker(trainer: Trainer, run: Run, tracker: str) -> None:
-    """Log to TensorBoard files in the run folder, or to a W&B run."""
-    require(tracker, extra=tracker, purpose=f"tracker={tracker}")
-    from accelerate.tracking import filter_trackers
-
-    trainer.accelerator.project_configuration.set_directories(str(run.folder))
-    trainer.accelerator.log_with = filter_trackers(tracker, trainer.accelerator.logging_dir)
-    settings = flatten(trainer.config.to_dict())
-    simple = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in settings.items()}
-    trainer.accelerator.init_trackers(run.name if tracker == "tensorboard" else "scalelong", config=simple)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from scalelong.errors import ScaleLongError
@@ -17,6 +18,8 @@ from scalelong.runs.generate import Request, captions_of, generate, grid_columns
 from scalelong.runs.run import REAL, Run, training_reference
 from scalelong.training.display import Display
 from scalelong.training.examples import Batch, Examples
+from scalelong.training.own import check_metrics
+from scalelong.training.trackers import log_grid
 from scalelong.training.trainer import Trainer
 
 
@@ -51,6 +54,9 @@ class Observers:
         if self.main and self.held_out is not None and due(step, config.validate.every, last):
             values["val_loss"] = trainer.validation_loss(self.held_out, config.validate.n)
             values["val_loss_ema"] = trainer.validation_loss(self.held_out, config.validate.n, trainer.ema.net)
+        if self.main and trainer.own.metrics is not None and due(step, config.validate.every, last):
+            with torch.no_grad():
+                values |= check_metrics(trainer.own.metrics(trainer.ema.net, step))
         if self.main and config.sample.n and due(step, config.sample.every, last):
             self._save_grid(step)
         return values
@@ -69,7 +75,9 @@ class Observers:
             return
         request, facts = self._request(len(images)), self.trainer.examples.facts()
         columns, captions = grid_columns(facts, request), captions_of(self.config, facts, request)
-        save_grid(images, self.run.samples_path / f"step-{step:08d}.png", columns, captions)
+        path = self.run.samples_path / f"step-{step:08d}.png"
+        save_grid(images, path, columns, captions)
+        log_grid(self.trainer, path, step)
         if not (real := self.run.samples_path / REAL).exists():
             save_grid(self._real_images(len(images)), real, columns, captions)
 

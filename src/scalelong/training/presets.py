@@ -76,7 +76,7 @@ def start_name(config: Config) -> str:
 AUTO = "auto"  # instead of a preset's name: picked for the data
 SIZES = Path(__file__).with_name("preset_sizes.json")
 FILE = Path(__file__).with_name("presets.toml")
-TEXT_WIDTHS = {"minilm": 384, "openai/clip-vit-large-patch14": 768}
+TEXT_WIDTHS = {"words": 64, "minilm": 384, "openai/clip-vit-large-patch14": 768}
 
 
 def sizes() -> dict[str, dict[str, Any]]:

@@ -17,14 +17,16 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from scalelong._modules import evaluating
 from scalelong.diffusion import simple_loss
+from scalelong.diffusion.network import drop_conditions, make_conditions, predict_noise
 from scalelong.errors import InvalidValueError, RunError, invalid
 from scalelong.models.registry import get_model
 from scalelong.monitor.probe import probe_size
-from scalelong.runs.config import Config
+from scalelong.runs.config import Config, TrainConfig
 from scalelong.runs.run import build_network
 from scalelong.training import checkpoint
 from scalelong.training.checkpoint import Checkpoint, Progress
 from scalelong.training.examples import Batch, Examples
+from scalelong.training.own import Own, check_losses
 from scalelong.training.schedule import lr_factor
 
 if TYPE_CHECKING:
@@ -72,8 +74,8 @@ class Ema:
 class Trainer:
     """Network, EMA, optimizer and data of a run after `progress.step` steps."""
 
-    def __init__(self, config: Config, examples: Examples) -> None:
-        self.config, self.examples = config, examples
+    def __init__(self, config: Config, examples: Examples, own: Own | None = None) -> None:
+        self.config, self.examples, self.own = config, examples, own or Own()
         self.accelerator = _accelerator(config)
         t, world = config.train, self.accelerator.num_processes
         if t.batch_size % (world * t.accumulate):
@@ -81,10 +83,7 @@ class Trainer:
             raise invalid("train.batch_size", expected, t.batch_size)
         self.net = build_network(config, examples.shapes).to(self.accelerator.device)
         self.ema = Ema(self.net, config.ema.decay, config.ema.warmup)
-        fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in self.net.parameters())
-        self.optimizer = torch.optim.AdamW(
-            self.net.parameters(), lr=t.lr, betas=t.betas, weight_decay=t.weight_decay, fused=fused
-        )
+        self.optimizer = (self.own.optimizer or partial(_adamw, t))(self.net)
         self.optimizer.register_step_post_hook(_increment_versions)
         self.schedule = LambdaLR(self.optimizer, partial(lr_factor, t))
         if t.compile:
@@ -150,14 +149,15 @@ class Trainer:
 
     def losses(self, batch: Batch, net: nn.Module | None = None) -> Tensor:
         """Return the loss of each sample, (B,), of the network in training or of `net`."""
+        denoise, process = self.denoise if net is None else self.adapt(net), self.examples.process
+        nulls = {"y": self.null_y, "context": self.null_context}
         with self.accelerator.autocast():
-            return simple_loss(
-                self.denoise if net is None else self.adapt(net),
-                self.examples.process,
-                **vars(batch),
-                null_y=self.null_y,
-                null_context=self.null_context,
-            )
+            if self.own.loss is None:
+                null = {f"null_{name}": value for name, value in nulls.items()}
+                return simple_loss(denoise, process, **vars(batch), **null)
+            conditions = drop_conditions(make_conditions(batch.y, batch.context), batch.drop, nulls)
+            eps_fn = partial(predict_noise, denoise, process, conditions=conditions)
+            return check_losses(self.own.loss(eps_fn, process, batch), len(batch.t))
 
     def _clipped_norm(self) -> Tensor:
         """Clip the gradient if asked. Returns its norm before clipping."""
@@ -227,16 +227,23 @@ class Trainer:
             ema=self.ema.net.state_dict(),
             optimizer=checkpoint.optimizer_tensors(self.optimizer, self.net),
             scaler={} if scaler is None else scaler.state_dict(),
+            groups=checkpoint.optimizer_groups(self.optimizer) if self.own.optimizer else [],
         )
 
     def restore(self, state: Checkpoint) -> None:
         self.net.load_state_dict(state.model)
         self.ema.net.load_state_dict(state.ema)
-        checkpoint.restore_optimizer(self.optimizer, self.net, state.optimizer)
+        checkpoint.restore_optimizer(self.optimizer, self.net, state.optimizer, state.groups)
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         self.progress = state.progress
         self.schedule = LambdaLR(self.optimizer, partial(lr_factor, self.config.train), self.progress.updates - 1)
+
+
+def _adamw(t: TrainConfig, net: nn.Module) -> torch.optim.Optimizer:
+    fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in net.parameters())
+    settings: dict[str, Any] = {"lr": t.lr, "betas": t.betas, "weight_decay": t.weight_decay, "fused": fused}
+    return torch.optim.AdamW(net.parameters(), **settings)
 
 
 def _increment_versions(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
