@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -214,9 +214,12 @@ def print_lines(lines: Iterable[str], prefix: str = "") -> None:
 
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, caption: str = "",
-    wrap: bool = True, lines: bool = False,
+    wrap: bool = True, lines: bool = False, right: Container[int] | None = None, whole: Container[int] = (),
 ) -> None:  # fmt: skip
-    """Print a table: the first `left` columns left-aligned, the others right-aligned. No columns: no header."""
+    """Print a table: columns in `right` (default: all but the first `left`) right-aligned. No columns: no header.
+
+    Columns in `whole`, or all with `wrap=False`, are not wrapped.
+    """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -228,8 +231,8 @@ def print_table(
         padding=(0, 1) if lines else (0, 0, 0, 1),
     )
     for k, column in enumerate(columns):
-        justify = "left" if k < left else "right"
-        table.add_column(escape(column), justify=justify, no_wrap=not wrap, overflow="fold")  # type: ignore[arg-type]
+        justify = "right" if (k >= left if right is None else k in right) else "left"
+        table.add_column(escape(column), justify=justify, no_wrap=not wrap or k in whole, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*map(escape, row))
     screen = console()

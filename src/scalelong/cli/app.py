@@ -17,7 +17,6 @@ app = typer.Typer(
     name="scalelong",
     help="Train diffusion models stably by scaling the long skip connections of U-Nets and U-ViTs.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

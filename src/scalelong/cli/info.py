@@ -1,13 +1,23 @@
 """`scalelong presets` and `scalelong doctor`: what can be trained, and what is installed."""
 
+from __future__ import annotations
+
+import os
 import platform
+import shutil
 import sys
-from typing import Annotated, Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from scalelong.cli._shared import Json, console, echo_json, print_table
+from scalelong.cli import _names as names
+from scalelong.cli._shared import Json, console, echo_json, print_lines, print_table
+
+if TYPE_CHECKING:
+    from scalelong.training.speed import Speed
 
 PARTS = (
     # distribution, extra, what it is for
@@ -31,11 +41,15 @@ PARTS = (
 
 
 def presets(
-    name: Annotated[str | None, Argument(help="Print the complete config of this preset.")] = None,
+    name: Annotated[
+        str | None, Argument(help="Print the complete config of this preset.", autocompletion=names.complete_preset)
+    ] = None,
     yaml: Annotated[bool, Option("--yaml", help="Print it as YAML with the meaning of every setting.")] = False,
     json: Json = False,
 ) -> None:
-    """List the presets with their parameters, batch, steps and cost per step.
+    """List the presets with their parameters, batch, steps, and cost: TFLOP per step, and time on this machine.
+
+    The time needs `scalelong doctor` once, which measures training steps here.
 
     Examples:
 
@@ -48,28 +62,54 @@ def presets(
     from scalelong.errors import InvalidValueError
     from scalelong.runs.settings import to_yaml
     from scalelong.training.presets import PRESETS, preset, sizes
+    from scalelong.training.speed import stored_speed
 
     if yaml and (name is None or json):
         raise InvalidValueError(f"--yaml needs the name of a preset and excludes --json, got {name}; leave one out")
     if name is not None:
         typer.echo(to_yaml(preset(name)).rstrip() if yaml else preset(name).to_json())
         return
-    known = sizes()
+    known, speed = sizes(), stored_speed()
     rows: list[dict[str, Any]] = [
-        {"name": key, **known[key], "size": p.size, "summary": p.summary} for key, p in PRESETS.items()
+        {"name": key, **known[key], "size": p.size, "summary": p.summary, "minutes": speed and speed.minutes(key)}
+        for key, p in PRESETS.items()
     ]
     if json:
         echo_json(rows)
         return
+    columns = ("preset", "parameters", "batch × steps", "time here", "N", "TFLOP per step", "description")
     cells = [
         (
-            row["name"], row["summary"], f"{row['parameters'] / 1e6:.2f}M", str(row["skips"]),
-            f"{row['batch_size']} × {_count(row['steps'])}", f"{row['flop_per_step'] / 1e12:.3g}",
+            row["name"], f"{row['parameters'] / 1e6:.2f}M", f"{row['batch_size']} × {_count(row['steps'])}",
+            _time(row["minutes"]), str(row["skips"]), f"{row['flop_per_step'] / 1e12:.3g}", row["summary"],
         )
         for row in rows
     ]  # fmt: skip
-    columns = ("preset", "description", "parameters", "N", "batch × steps", "TFLOP per step")
-    print_table("Presets: scalelong train NAME", columns, cells, left=2)
+    width = console().width
+    shown = len(columns) if width >= 100 else 6 if width >= 80 else 4
+    print_table(
+        "Presets: scalelong train NAME",
+        columns[:shown],
+        [row[:shown] for row in cells],
+        right=range(1, 6),
+        whole=range(6),
+    )
+    if speed is None:
+        print_lines(["scalelong doctor measures this machine; the time of each preset is then shown here."])
+    else:
+        print_lines(
+            [f"time here: about, for the training steps alone, on {speed.device} with {speed.threads} thread(s)"]
+        )
+
+
+def _time(minutes: float | None) -> str:
+    """100 → 1.7 h."""
+    if minutes is None:
+        return "–"
+    for unit, size, least in (("years", 525_960, 1), ("days", 1440, 2), ("h", 60, 1.5)):
+        if minutes >= least * size:
+            return f"{float(f'{minutes / size:.2g}'):,g} {unit}"
+    return f"{max(1, minutes):.0f} min"
 
 
 def _count(steps: int) -> str:
@@ -79,33 +119,59 @@ def _count(steps: int) -> str:
     return str(steps)
 
 
-def doctor(json: Json = False) -> None:
-    """Print versions and devices, and what each missing optional dependency is for.
+def doctor(
+    measure: Annotated[bool, Option("--measure", help="Time training steps again, even if they were timed.")] = False,
+    json: Json = False,
+) -> None:
+    """Print versions, cores, memory, disk, devices and the speed of training here, and what is missing.
 
-    Example: scalelong doctor
+    The speed is measured once (some ten seconds) and kept in the cache; `scalelong presets` then prints minutes.
+
+    Examples:
+
+      scalelong doctor
+
+      scalelong doctor --measure --json
     """
-    import shutil
-
     import torch
 
+    from scalelong.progress import track
+    from scalelong.training.speed import cpu_name, measure_speed, stored_speed
+
+    system: dict[str, Any] = {
+        "scalelong": _version_of("scalelong"), "python": sys.version.split()[0], "platform": platform.platform(),
+        "cpu": cpu_name(), "cores": os.cpu_count(), "usable_cores": _usable_cores(),
+        "threads": torch.get_num_threads(), "kernels": _kernels(),
+        # torch.compile on the CPU needs a C++ compiler.
+        "compile": any(shutil.which(compiler) for compiler in ("g++", "clang++", "cl")),
+        **_memory(), **_storage(),
+    }  # fmt: skip
     parts: list[dict[str, Any]] = [
         {"name": name, "version": _version_of(name), "extra": extra, "gives": gives} for name, extra, gives in PARTS
     ]
     devices = _devices()
-    system: dict[str, Any] = {
-        "scalelong": _version_of("scalelong"),
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        # torch.compile on the CPU needs a C++ compiler.
-        "compile": any(shutil.which(compiler) for compiler in ("g++", "clang++", "cl")),
-    }
+    speed, problem = stored_speed(), ""
+    if measure or speed is None:
+        try:
+            speed = measure_speed(devices[0]["device"], track)
+        except ImportError as error:  # a base install trains nothing
+            problem = str(error)
     if json:
-        echo_json({"system": system, "devices": devices, "parts": parts})
+        answer = None if speed is None else asdict(speed)
+        echo_json({"system": system, "devices": devices, "speed": answer, "parts": parts})
         return
-    compiler = "C++ compiler found" if system["compile"] else "no C++ compiler found, so not available on the CPU"
-    console().print(f"scalelong {system['scalelong']} · Python {system['python']} · {system['platform']}")
-    console().print(f"{system['threads']} threads · torch.compile: {compiler}")
+    print_lines([f"scalelong {system['scalelong']} · Python {system['python']} · {system['platform']}"])
+    facts = [
+        ("processor", f"{system['cpu']}: {system['cores']} cores, {system['usable_cores']} usable, "
+         f"torch uses {system['threads']} (OMP_NUM_THREADS)"),
+        ("memory", f"{_gib(system['memory'])}, {_gib(system['memory_available'])} available"),
+        ("cache", f"{system['cache']}: {_gib(system['cache_size'])}, {_gib(system['cache_free'])} free on its disk"),
+        ("this folder", f"{_gib(system['folder_free'])} free on its disk"),
+        ("CPU kernels", system["kernels"]),
+        ("torch.compile", "C++ compiler found" if system["compile"] else "no C++ compiler, so not on the CPU"),
+        ("speed", problem or _speed_text(speed)),
+    ]  # fmt: skip
+    print_table("This machine", (), facts, left=2)
     memory = {d["device"]: f" ({d['memory_gib']} GiB)" for d in devices if "memory_gib" in d}
     cells = [(d["device"], d["name"] + memory.get(d["device"], ""), ", ".join(d["precision"])) for d in devices]
     print_table("Devices", ("device", "name", "precision"), cells, left=3)
@@ -114,6 +180,63 @@ def doctor(json: Json = False) -> None:
         install = "" if part["version"] else f"; install with: pip install 'scalelong[{part['extra']}]'"
         rows.append((part["name"], part["version"] or "missing", part["gives"] + install))
     print_table("Dependencies", ("name", "version", "used for"), rows, left=3)
+
+
+def _speed_text(speed: Speed | None) -> str:
+    if speed is None:
+        return "not measured"
+    flops = ", ".join(f"{value / 1e9:,.0f} GFLOP/s ({kind})" for kind, value in speed.flops.items())
+    return f"training steps at {flops} on {speed.device}, {speed.threads} thread(s), measured {speed.measured}"
+
+
+def _gib(size: int | None) -> str:
+    if size is None:
+        return "unknown"
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**29 else f"{size / 2**20:,.1f} MiB"
+
+
+def _usable_cores() -> int:
+    from scalelong.experiments.scheduler import usable_cores
+
+    return usable_cores()
+
+
+def _kernels() -> str:
+    """Say what the CPU path runs on: torch's libraries and instruction sets. scalelong has no kernels of its own."""
+    import torch
+
+    libraries = [("oneDNN", torch.backends.mkldnn.is_available()), ("MKL", torch.backends.mkl.is_available())]
+    found = " and ".join(name for name, available in libraries if available) or "no oneDNN or MKL"
+    bf16 = "with" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "without"
+    return f"torch's ({found}), {torch.backends.cpu.get_cpu_capability()}, {bf16} bf16 instructions"
+
+
+def _memory() -> dict[str, int | None]:
+    """Total and available memory in bytes; the limit of a container counts as its total."""
+    try:
+        import psutil
+    except ImportError:
+        return {"memory": None, "memory_available": None}
+    memory = psutil.virtual_memory()
+    total, available = int(memory.total), int(memory.available)
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
+        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+        total, available = min(total, int(text)), min(available, int(text) - int(used))
+    return {"memory": total, "memory_available": available}
+
+
+def _storage() -> dict[str, Any]:
+    """Where the cache is, its size, and the free space on its disk and on that of this folder, in bytes."""
+    from scalelong.files import cache_dir
+
+    cache = cache_dir()
+    size = 0
+    for folder, _, files in os.walk(cache):
+        size += sum(path.lstat().st_size for name in files if (path := Path(folder, name)).exists())
+    disk = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    free, here = shutil.disk_usage(disk).free, shutil.disk_usage(".").free
+    return {"cache": str(cache), "cache_size": size, "cache_free": free, "folder_free": here}
 
 
 def _version_of(distribution: str) -> str | None:
@@ -139,6 +262,7 @@ def _devices() -> list[dict[str, Any]]:
         )
     if torch.backends.mps.is_available():
         devices.append({"device": "mps", "name": "Apple GPU", "precision": ["fp32", "fp16"]})
-    name = platform.processor() or platform.machine()
-    devices.append({"device": "cpu", "name": name, "precision": ["fp32", "bf16"]})
+    from scalelong.training.speed import cpu_name
+
+    devices.append({"device": "cpu", "name": cpu_name(), "precision": ["fp32", "bf16"]})
     return devices
