@@ -46,7 +46,8 @@ def complete_setting(incomplete: str) -> list[str]:
 
 def complete_data(incomplete: str) -> list[str]:
     """Complete a dataset's name or a path."""
-    return [*one_of(DATASETS)(incomplete), *_paths(incomplete, lambda path: True)]
+    archives = (".npy", ".npz", ".zip", ".tar", ".tgz", ".gz")
+    return [*one_of(DATASETS)(incomplete), *_paths(incomplete, lambda p: p.is_dir() or p.suffix.lower() in archives)]
 
 
 def complete_run(incomplete: str) -> list[str]:

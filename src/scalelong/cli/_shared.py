@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
 
 from scalelong.cli import _names as names
 
@@ -44,7 +45,6 @@ Open = Annotated[bool, Option("--open", help="Open the page in a browser, where 
 DatasetName = Annotated[
     str,
     Argument(
-        metavar="NAME",
         help="A dataset name, a folder or archive of images, a .npy or .npz file, or hf:NAME.",
         autocompletion=names.complete_data,
     ),
@@ -89,6 +89,25 @@ SamplerSteps = Annotated[int | None, Option(help="Network evaluations per image.
 Guidance = Annotated[
     float | None, Option(help="Classifier-free guidance; 1 turns it off, and the paper's scale s is s + 1 here.")
 ]
+
+
+class _Flags:
+    """Show a flag as `--json`, not as `--json <bool>`, which newer versions of typer do."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""
+        return params
+
+
+class Command(_Flags, TyperCommand):
+    """A command."""
+
+
+class Group(_Flags, TyperGroup):
+    """A command with commands."""
 
 
 def start(

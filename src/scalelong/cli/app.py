@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from scalelong.cli._shared import Command, Group
 from scalelong.cli.data import app as data_app
 from scalelong.cli.evaluate import evaluate
 from scalelong.cli.info import doctor, presets
@@ -15,6 +16,7 @@ from scalelong.version import __version__
 
 app = typer.Typer(
     name="scalelong",
+    cls=Group,
     help="Train diffusion models stably by scaling the long skip connections of U-Nets and U-ViTs.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -40,5 +42,5 @@ def _scalelong(
 
 
 for command in (train, sample, compare, report, evaluate, presets, doctor, kappa, theory, robustness, paper):
-    app.command()(command)
-app.add_typer(data_app, name="data")
+    app.command(cls=Command)(command)
+app.add_typer(data_app, name="data", cls=Group)

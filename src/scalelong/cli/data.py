@@ -12,7 +12,7 @@ from scalelong.cli import _shared as shared
 app = typer.Typer(help="List, prepare and inspect datasets.", no_args_is_help=True, rich_markup_mode="rich")
 
 
-@app.command("list")
+@app.command("list", cls=shared.Command)
 def list_command(json: shared.Json = False) -> None:
     """List the named datasets, their sources, and what is prepared.
 
@@ -52,12 +52,15 @@ def list_command(json: shared.Json = False) -> None:
     typer.echo("An image folder, an archive, a .npy or .npz file, or hf:NAME works wherever a dataset name does.")
 
 
-@app.command()
+@app.command(cls=shared.Command)
 def prepare(
     name: shared.DatasetName,
     split: Annotated[
         list[str] | None,
-        Option(help="Split to prepare; repeatable. Default: all splits of a named dataset, otherwise train."),
+        Option(
+            metavar="NAME",
+            help="Split to prepare; repeatable. Default: all splits of a named dataset, otherwise train.",
+        ),
     ] = None,
     image_size: shared.ImageSize = None,
     channels: shared.Channels = None,
@@ -106,7 +109,7 @@ def prepare(
         shared.echo_json([_brief(result) | {"skipped_files": result["skipped"]} for result in results])
 
 
-@app.command()
+@app.command(cls=shared.Command)
 def info(
     name: shared.DatasetName,
     verify: Annotated[bool, Option("--verify", help="Compare every file with its recorded hash.")] = False,
@@ -158,13 +161,13 @@ def info(
         typer.echo(f"grid: {grid}")
 
 
-@app.command()
+@app.command(cls=shared.Command)
 def stats(
     name: shared.DatasetName,
     split: Annotated[str, Option(help="Split to use.")] = "train",
     n: Annotated[int | None, Option("--n", "-n", help="Number of images, from the first. Default: all.")] = None,
     image_size: Annotated[int | None, Option(help="Size of the prepared data. Default: the dataset's.")] = None,
-    extractor: Annotated[str, Option(help="inception (FID) or pixels (8×8 means, not FID).")] = "inception",
+    extractor: shared.Extractor = "inception",
     weights: shared.Weights = None,
     batch_size: shared.BatchSize = 50,
     device: shared.Device = None,
@@ -177,6 +180,8 @@ def stats(
 
     Example: scalelong data stats cifar10 --split train
     """
+    shared.check_sampling(None, "fp32", extractor)
+
     from scalelong.data import CATALOG
     from scalelong.errors import invalid
     from scalelong.evaluation import build_extractor, dataset_reference, write_reference

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from scalelong.cli import _names as names
 from scalelong.cli import _shared as shared
 
 if TYPE_CHECKING:
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 def evaluate(
     runs: Annotated[
         list[Path] | None,
-        Argument(metavar="[RUN]…", help="A run folder; with --compare, run folders or evaluation.json files."),
+        Argument(
+            metavar="RUN",
+            help="A run folder; with --compare, run folders or evaluation.json files.",
+            autocompletion=names.complete_run,
+        ),
     ] = None,
     images: Annotated[
         str | None, Option(help="A folder of images or a dataset such as cifar10:test, instead of a run.")

@@ -124,9 +124,10 @@ def sample(
     steps: shared.SamplerSteps = None,
     guidance: shared.Guidance = None,
     classes: Annotated[
-        list[str] | None, Option("--class", help="A class by number or name; repeatable. Default: all in turn.")
+        list[str] | None,
+        Option("--class", metavar="CLASS", help="A class by number or name; repeatable. Default: all in turn."),
     ] = None,
-    prompts: Annotated[list[str] | None, Option("--prompt", help="A text prompt; repeatable.")] = None,
+    prompts: Annotated[list[str] | None, Option("--prompt", metavar="TEXT", help="A text prompt; repeatable.")] = None,
     seed: Annotated[int, Option(help="Image k depends on (seed, k) only, not on the batch.")] = 0,
     first: Annotated[int, Option(help="Index of the first image.")] = 0,
     batch_size: shared.BatchSize = 64,
@@ -287,7 +288,7 @@ def compare(
 def report(
     runs: Annotated[
         list[Path],
-        Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.", autocompletion=names.complete_run),
+        Argument(metavar="RUN", help="Run folders, or the folder of a comparison.", autocompletion=names.complete_run),
     ],
     out: Annotated[
         Path | None, Option(help="Default: report.html in RUN, or in the current folder for several runs.")

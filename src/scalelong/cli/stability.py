@@ -210,7 +210,11 @@ def robustness(
     run: RunFolder,
     variances: Annotated[
         list[float] | None,
-        Option("--variance", help="σ_δ² of the extra noise; repeatable. Default: 0.003, 0.01, 0.03, 0.1, 0.3."),
+        Option(
+            "--variance",
+            metavar="NUMBER",
+            help="σ_δ² of the extra noise; repeatable. Default: 0.003, 0.01, 0.03, 0.1, 0.3.",
+        ),
     ] = None,
     images: Annotated[int, Option(help="Held-out images for predictions and losses.")] = 128,
     samples: Annotated[int, Option(help="Samples per Fréchet distance; 0 skips it.")] = 256,
