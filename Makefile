@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.ready-demo
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -10,8 +11,8 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: demo test test-slow test-faults test-lowest lint format bench docs clean
 
 # Four scalings from one seed, two at a time: about three minutes on two idle cores. Running it again resumes, or shows the result.
-demo: $(READY)
-	@$(BIN)/scalelong compare digits --scalings none,uniform,cs,ls --seeds 1 --steps 600 --samples 200 --set validate.every=50 --set sample.every=150 --set monitor.every=5 --out runs/demo
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
+	@$(BIN)/scalelong compare digits --scalings none,uniform,cs,ls --seeds 1 --steps 600 --samples 200 --set validate.every=50 --set sample.every=150 --set monitor.every=5 --out runs/demo --open
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
@@ -46,7 +47,16 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/check.py
 
-# Installed once, and again when the requirements change.
+# What the demo needs, installed once, and again when the requirements change.
+$(DEMO): pyproject.toml constraints.txt
+	@echo "First run: installing scalelong[train] into $(VENV)/: torch, diffusers, accelerate, scikit-learn, matplotlib and what they need."
+	@echo "The download is DOWNLOAD (most of it torch) and takes one to five minutes. Nothing outside this folder changes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "1 of 2: torch" && $(BIN)/python -m pip install -q -c constraints.txt torch
+	@echo "2 of 2: scalelong[train]" && $(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
+	@touch $@
+
+# What tests, linters and benchmarks need beside that.
 $(READY): pyproject.toml constraints.txt requirements-nodeps.txt requirements-peers.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch

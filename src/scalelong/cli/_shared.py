@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import sys
+import types
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -162,33 +163,37 @@ STANDALONE = False  # whether this process runs one command and nothing else; se
 def import_networks() -> None:
     """Import diffusers' networks without the packages that it imports only because they are installed.
 
-    peft, transformers and accelerate take longer than torch and diffusers together, and loading and running a network
-    needs none. diffusers remembers in this process that they are missing, so this is for a process of ours only.
+    peft, transformers, accelerate, scipy and torch's compiler take longer than torch and diffusers together; loading
+    and running a network needs none. diffusers remembers that they are missing, so this is for a process of ours only.
     """
-    optional = ("accelerate", "peft", "scipy", "torch._dynamo", "transformers")
     if not STANDALONE or "diffusers" in sys.modules:
         return
-    hidden = dict.fromkeys(name for name in optional if name not in sys.modules)
-    sys.modules.update(hidden)  # type: ignore[arg-type]  # None: not importable
+    compiler: Any = types.ModuleType("torch._dynamo")  # diffusers decorates a few methods with these two
+    compiler.allow_in_graph = lambda function: function
+    compiler.disable = lambda function=None, *_, **__: function or (lambda inner: inner)
+    optional: dict[str, Any] = dict.fromkeys(("accelerate", "peft", "scipy", "transformers"))  # None: not importable
+    optional["torch._dynamo"] = compiler
+    replaced = {name: module for name, module in optional.items() if name not in sys.modules}
+    sys.modules.update(replaced)
     try:
         import diffusers.models.unets
         from diffusers import UNet2DModel  # noqa: F401
 
         diffusers.utils.logging.set_verbosity_error()  # it recommends to install accelerate
-    except ImportError:
-        pass  # the load that needs it says so
+    except Exception:  # versions in which this does not work, or no diffusers: import it as usual when it is needed
+        for name in [name for name in sys.modules if name.partition(".")[0] == "diffusers"]:
+            del sys.modules[name]
     finally:
-        for name in hidden:
-            sys.modules.pop(name, None)
+        for name in replaced:
+            del sys.modules[name]
 
 
 def open_page(page: Path) -> None:
     """Open a page in a browser, unless there is none, no display, or this is a continuous-integration job."""
     import webbrowser
 
-    unattended = bool(os.environ.get("CI")) or "PYTEST_CURRENT_TEST" in os.environ
     screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    opened = bool(screen) and not unattended and webbrowser.open(page.resolve().as_uri())
+    opened = bool(screen) and not os.environ.get("CI") and webbrowser.open(page.resolve().as_uri())
     if not opened:
         typer.echo(f"no browser here; open {page.resolve()}", err=True)
 

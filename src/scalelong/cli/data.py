@@ -49,7 +49,7 @@ def list_command(json: shared.Json = False) -> None:
     sources = [(row["name"], " → ".join(row["sources"])) for row in rows]
     shared.print_table("Sources, in the order they are tried", ("name", "sources"), sources, left=2)
     shared.print_lines(_title(entry) for entry in others)
-    typer.echo("An image folder, an archive, a .npy or .npz file, or hf:NAME works wherever a dataset name does.")
+    shared.print_lines(["An image folder, an archive, a .npy or .npz file, or hf:NAME works like a dataset name."])
 
 
 @app.command(cls=shared.Command)

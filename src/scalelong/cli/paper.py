@@ -134,7 +134,9 @@ def _list(options: Options, json: bool) -> None:
         return
     cells = [[str(value) for value in row.values()] for row in rows]
     print_table("", ("item", "what the paper shows", "min on 2 cores", "state"), cells, left=4, lines=True)
-    typer.echo("Minutes count all runs; items share runs. --size paper --dry-run prints the cost at the paper's size.")
+    print_lines(
+        ["Minutes count all runs; items share runs. --size paper --dry-run prints the cost at the paper's size."]
+    )
 
 
 def _state(result: dict[str, Any] | None) -> str:

@@ -250,12 +250,12 @@ def compare(
 
       scalelong compare --data photos/ --scalings none,cs --seeds 1
     """
-    from scalelong.experiments.compare import print_comparison, run_comparison
     from scalelong.experiments.plan import DistanceSpec, parse_seeds, scaling_variants
-    from scalelong.report import write_report
     from scalelong.runs.run import Run
     from scalelong.training.presets import start_name
 
+    names.check_name("distance", distance, (*names.EXTRACTORS, "none"))
+    chosen_seeds = parse_seeds(seeds)
     begun = shared.start(
         preset, config, settings, steps=steps, data=data, image_size=image_size, channels=channels,
         background=background, holdout=holdout, skip_bad=skip_bad,
@@ -264,8 +264,12 @@ def compare(
     earlier = next((run for path in sorted(folder.glob("*-seed*")) if (run := Run(path)).exists), None)
     start = begun.config if earlier is None else begun.resumed(earlier.config)
     variants = scaling_variants(start, scalings, kappa=kappa, steps=steps, settings=settings or [])
+
+    from scalelong.experiments.compare import print_comparison, run_comparison
+    from scalelong.report import write_report
+
     spec = None if distance == "none" else DistanceSpec(distance, samples)
-    result = run_comparison(variants, parse_seeds(seeds), folder, distance=spec, jobs=jobs, quiet=quiet)
+    result = run_comparison(variants, chosen_seeds, folder, distance=spec, jobs=jobs, quiet=quiet)
     if result.signal is not None:
         typer.echo(f"stopped; run the same command again to resume (finished runs are in {folder})", err=True)
         raise typer.Exit(128 + result.signal)

@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from scalelong._text import number
+from scalelong.cli._names import EXTRACTORS, PROCESSES, check_name, complete_data, one_of
 from scalelong.cli._shared import Figure, Json, RunFolder, check_figure, console, echo_json, print_lines, print_table
 
 if TYPE_CHECKING:
@@ -27,9 +28,14 @@ PAPER = {
 
 
 def kappa(
-    data: Annotated[str, Option(help="A dataset name, a folder, an archive, a NumPy file, or hf:NAME.")],
+    data: Annotated[
+        str,
+        Option(help="A dataset name, a folder, an archive, a NumPy file, or hf:NAME.", autocompletion=complete_data),
+    ],
     skips: Annotated[int, Option(min=1, help="N, the number of long skips of the network.")],
-    process: Annotated[str, Option(help="The noise process: ddpm, vp or sd.")] = "ddpm",
+    process: Annotated[
+        str, Option(help="The noise process: ddpm, vp or sd.", autocompletion=one_of(PROCESSES))
+    ] = "ddpm",
     image_size: Annotated[int | None, Option(help="Crop and resize the images to this size first.")] = None,
     samples: Annotated[int, Option(min=1, help="Number of (image, time, noise) draws.")] = 50_000,
     seed: Annotated[int, Option(help="Seed of the draws.")] = 0,
@@ -42,12 +48,14 @@ def kappa(
 
     Example: scalelong kappa --data cifar10 --skips 6
     """
+    check_name("process", process, PROCESSES)
+    check_figure(figure)
+
     from scalelong.data import load
     from scalelong.kappa import estimate_kappa
     from scalelong.progress import track
     from scalelong.report.figures import draw_kappa, save_figure
 
-    check_figure(figure)
     images = load(data, split="train", image_size=image_size).images
     estimate = estimate_kappa(images, skips, process=process, samples=samples, seed=seed, progress=track)
     if figure is not None:
@@ -231,6 +239,8 @@ def robustness(
 
     Example: scalelong robustness runs/digits-cs-0.7-seed0 --out robustness.png
     """
+    check_name("extractor", extractor, EXTRACTORS)
+
     from scalelong.evaluation import build_extractor
     from scalelong.experiments.robustness import FILE, VARIANCES, measure_run_robustness
     from scalelong.report.figures import draw_robustness, save_figure

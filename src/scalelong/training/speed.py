@@ -42,6 +42,11 @@ class Speed:
         return size["flop_per_step"] * size["steps"] / self.flops[kind] / 60 if kind in self.flops else None
 
 
+def timed() -> list[str]:
+    """Return the presets that are timed: those for a CPU."""
+    return [name for name, preset in PRESETS.items() if preset.size == "cpu"]
+
+
 def cpu_name() -> str:
     """Return the processor's name."""
     info = Path("/proc/cpuinfo")
@@ -70,9 +75,8 @@ def measure_speed(device: Any, progress: Progress) -> Speed:
     import torch
 
     known = sizes()
-    names = [name for name, preset in PRESETS.items() if preset.size == "cpu" and name in known]
     seconds, flops, largest = dict[str, float](), dict[str, float](), dict[str, float]()
-    for name in progress(names, "timing training steps"):
+    for name in progress(timed(), "timing training steps"):
         size, kind = known[name], PRESETS[name].config.model.kind
         batch = max(1, min(size["batch_size"], int(FLOP / (size["flop_per_step"] / size["batch_size"]))))
         seconds[name] = _step_seconds(name, batch, device) * size["batch_size"] / batch
