@@ -49,8 +49,8 @@ docs: $(READY)
 
 # What the demo needs, installed once, and again when the requirements change.
 $(DEMO): pyproject.toml constraints.txt
-	@echo "First run: installing scalelong[train] into $(VENV)/: torch, diffusers, accelerate, scikit-learn, matplotlib and what they need."
-	@echo "The download is DOWNLOAD (most of it torch) and takes one to five minutes. Nothing outside this folder changes."
+	@echo "First run: installing scalelong[train] (torch, diffusers, accelerate, scikit-learn, matplotlib and what they need) into $(VENV)/."
+	@echo "That is 1.4 GB with torch's CPU build (several GB where pip chooses the CUDA build) and takes about two to eight minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "1 of 2: torch" && $(BIN)/python -m pip install -q -c constraints.txt torch
 	@echo "2 of 2: scalelong[train]" && $(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
