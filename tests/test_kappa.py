@@ -8,14 +8,15 @@ import sys
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from scipy import integrate, optimize, stats
 
 import scalelong
 from scalelong import ConstantScaling, NoScaling, UniformScaling
-from scalelong.errors import DataError, InvalidValueError, UnknownNameError
+from scalelong.errors import DataError, InvalidValueError, ScalingWarning, UnknownNameError
 from scalelong.kappa import choose_kappa, estimate_kappa, histogram, sample_ratios
 from scalelong.scaling.specs import kappa_notices
 
@@ -259,7 +260,8 @@ def test_constant_images_raise_a_notice():
 
 
 def test_images_in_0_1_raise_a_notice():
-    found = estimate_kappa(torch.rand(3, 1, 8, 8), num_skips=6, samples=500)
+    with pytest.warns(ScalingWarning, match="2x − 1"):
+        found = estimate_kappa(torch.rand(3, 1, 8, 8), num_skips=6, samples=500)
     assert any("2x − 1" in str(notice) for notice in found.notices)
     assert not estimate_kappa(torch.rand(3, 1, 8, 8) * 2 - 1, num_skips=6, samples=500).notices
 
@@ -382,3 +384,52 @@ def test_an_almost_cut_skip_is_a_warning():
     assert "0.00049" in str(warning)
     assert "kappa >= 0.66" in str(warning)
     assert round(0.01 ** (1 / 11), 2) == 0.66
+
+
+# ------------------------------------------------------------------------- what people have in their hands
+
+
+def test_pil_images_loaders_and_arrays_give_one_estimate():
+    images = some_images(n=40)
+    expected = estimate_kappa(images, num_skips=6, samples=2000)
+    pictures = [Image.fromarray(image) for image in images]
+    floats = torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1
+    labelled = torch.utils.data.TensorDataset(floats, torch.arange(40))
+    for source in (
+        pictures,
+        torch.utils.data.DataLoader(labelled, batch_size=16),
+        [{"pixel_values": floats}],
+        list(floats),
+    ):
+        found = estimate_kappa(source, num_skips=6, samples=2000)
+        assert found.num_images == 40
+        assert found.mean_ratio == pytest.approx(expected.mean_ratio, rel=1e-5)
+    assert estimate_kappa(torch.utils.data.DataLoader(floats, batch_size=16), 6, samples=20).num_images == 32
+
+
+def test_pil_images_of_other_modes_are_read_as_colour_and_other_sizes_are_an_error():
+    grey, clear = Image.new("L", (8, 6), 10), Image.new("RGBA", (8, 6), (200, 10, 10, 0))
+    assert estimate_kappa([grey, grey], 6, samples=100).dimension == 48
+    assert estimate_kappa([clear, clear], 6, samples=100).dimension == 144
+    with pytest.raises(DataError, match="one size"):
+        estimate_kappa([grey, Image.new("L", (9, 6))], 6, samples=100)
+    with pytest.raises(DataError, match="empty"):
+        estimate_kappa([], 6)
+    with pytest.raises(InvalidValueError, match="str"):
+        estimate_kappa(["a.png"], 6)
+
+
+def test_a_scheduler_stands_for_its_alphas_and_a_network_for_its_skips():
+    images, scheduler = some_images(), DDPMScheduler(1000, beta_schedule="squaredcos_cap_v2")
+    net = scalelong.UViT(img_size=8, embed_dim=32, depth=6, num_heads=2)
+    found = estimate_kappa(images, num_skips=net, process=scheduler, samples=2000)
+    expected = estimate_kappa(images, num_skips=3, process=scheduler.alphas_cumprod, samples=2000)
+    assert (found.recommended, found.num_skips, found.process) == (expected.recommended, 3, "DDPMScheduler")
+    with pytest.raises(InvalidValueError, match="alphas_cumprod"):
+        estimate_kappa(images, 6, process=FlowMatchEulerDiscreteScheduler())
+
+
+def test_the_repr_is_short():
+    text = repr(estimate_kappa(some_images(), num_skips=6, samples=500))
+    assert len(text) < 250
+    assert "recommended=" in text

@@ -7,19 +7,21 @@ The network's output has a squared norm of order ‖x_t‖²·Σκ_i² and its t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from scalelong.errors import DataError, invalid
+from scalelong.errors import DataError, ScalingWarning, invalid
 from scalelong.process import Process, get_process
 from scalelong.scaling.specs import SMALLEST, UPPER, Notice
 
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)  # quantiles of the ratio
 PIXEL_BINS = 64
+ZERO_TO_ONE = "no pixel is negative: images in [0, 1] must be rescaled to [-1, 1] (2x − 1)"
 
 ProcessLike = str | Process | Sequence[float] | Tensor
 Progress = Callable[[Iterable[int], str], Iterable[int]]  # such as scalelong.progress.track
@@ -69,7 +71,7 @@ class Histogram:
     above: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KappaEstimate:
     """The range of kappa that suits a dataset and a noise process (Section 4.1). Ratios are ‖ε‖²/‖x_t‖²."""
 
@@ -97,6 +99,13 @@ class KappaEstimate:
     dimension: int
     notices: tuple[Notice, ...] = ()
 
+    def __repr__(self) -> str:
+        shown = ("recommended", "low", "high", "num_skips", "mean_ratio", "share_below_5", "num_images", "process")
+        values = ((name, getattr(self, name)) for name in shown)
+        return (
+            f"KappaEstimate({', '.join(f'{k}={v:.4g}' if isinstance(v, float) else f'{k}={v!r}' for k, v in values)})"
+        )
+
     @property
     def cap(self) -> float:
         """The upper end of Σκ²: min(5, N)."""
@@ -115,8 +124,8 @@ class KappaEstimate:
 
 def estimate_kappa(
     images: Any,
-    num_skips: int,
-    process: ProcessLike = "ddpm",
+    num_skips: int | nn.Module,
+    process: ProcessLike | Any = "ddpm",
     samples: int = 50_000,
     seed: int = 0,
     latents: bool = False,
@@ -127,9 +136,10 @@ def estimate_kappa(
     Σκ² should lie between the mean of ‖ε‖²/‖x_t‖² and 5, because the ratio has a long tail, and cannot exceed N.
 
     Args:
-        images: uint8 (n, h, w, c) or float (n, c, h, w) in [−1, 1], as a NumPy array or a tensor.
-        num_skips: N, the number of long skips (`scalelong.describe(net)` counts them).
-        process: "ddpm", "vp", "sd", a `Process`, or the values of ᾱ_t (for example `scheduler.alphas_cumprod`).
+        images: uint8 (n, h, w, c) or float (n, c, h, w) in [−1, 1], as a NumPy array or a tensor; a list of PIL images
+            of one size; or a DataLoader, of which up to `samples` images or 2²⁷ pixels are read.
+        num_skips: N, the number of long skips, or the network that has them.
+        process: "ddpm", "vp", "sd", a `Process`, a diffusers scheduler, or the values of ᾱ_t.
         samples, seed: number of (image, time, noise) triples to draw, and their seed.
         latents: the images are latents and may have any range.
         progress: called as `progress(chunks, description)` to show a progress bar; yields the chunks.
@@ -138,6 +148,10 @@ def estimate_kappa(
         >>> estimate = scalelong.estimate_kappa(images, num_skips=6)
         >>> scalelong.apply(net, scalelong.ConstantScaling(estimate.recommended))
     """
+    if isinstance(num_skips, nn.Module):
+        num_skips = _count_skips(num_skips)
+    images, process_name = _as_array(images, samples), _process_name(process)
+    process = getattr(process, "alphas_cumprod", process)  # of a scheduler
     for name, value in (("num_skips", num_skips), ("samples", samples)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise invalid(name, "an integer >= 1", value)
@@ -145,6 +159,10 @@ def estimate_kappa(
     mean, mean_alpha_bar = float(ratios.ratio.mean()), float(ratios.alpha_bar.mean())
     low, high, recommended, reason = choose_kappa(mean, num_skips)
     quantiles = torch.quantile(ratios.ratio, torch.tensor(LEVELS, dtype=torch.float64)).tolist()
+    notices = _data_notices(ratios, latents)
+    for notice in notices:
+        if notice.text == ZERO_TO_ONE:
+            warnings.warn(notice.text, ScalingWarning, stacklevel=2)
     return KappaEstimate(
         num_skips=num_skips,
         low=low,
@@ -163,12 +181,12 @@ def estimate_kappa(
         pixel_second_moment=ratios.pixel_second_moment,
         input_histogram=histogram(ratios.input_norm, 0.0, 2.0, 100),
         pixel_histogram=ratios.pixels,
-        process=get_process(process).name if isinstance(process, (str, Process)) else "custom ᾱ",
+        process=process_name,
         samples=samples,
         seed=seed,
         num_images=len(images),
         dimension=math.prod(images.shape[1:]),
-        notices=_data_notices(ratios, latents),
+        notices=notices,
     )
 
 
@@ -213,7 +231,7 @@ def _data_notices(ratios: Ratios, latents: bool) -> tuple[Notice, ...]:
     if ratios.smallest == ratios.largest:
         texts.append(f"every pixel is {ratios.smallest:.3g}: the images are constant")
     elif ratios.smallest >= 0 and not latents:
-        texts.append("no pixel is negative: images in [0, 1] must be rescaled to [-1, 1] (2x − 1)")
+        texts.append(ZERO_TO_ONE)
     if not bool(torch.isfinite(ratios.ratio).all()):
         texts.append("some x_t are exactly zero, so their ratio is infinite")
     return tuple(Notice("warning", text) for text in texts)
@@ -306,6 +324,59 @@ def _pixel_counts(raw: Tensor) -> Tensor:
         return torch.nn.functional.pad(levels.view(PIXEL_BINS, -1).sum(1), (1, 1))
     part = histogram(raw.flatten()[::16].double(), -1.0, 1.0, PIXEL_BINS)
     return torch.tensor([part.below, *part.counts, part.above])
+
+
+def _count_skips(net: nn.Module) -> int:
+    from scalelong.skips.application import scaled_root, sites_of
+
+    return len(sites_of(scaled_root(net))[0])
+
+
+def _process_name(process: Any) -> str:
+    if isinstance(process, (str, Process)):
+        return get_process(process).name
+    if hasattr(process, "alphas_cumprod"):
+        return type(process).__name__
+    if hasattr(process, "add_noise") or hasattr(process, "scale_noise"):  # flow matching has no ᾱ_t
+        raise invalid("process", "a scheduler with alphas_cumprod", type(process).__name__, "or pass the values of ᾱ_t")
+    return "custom ᾱ"
+
+
+def _as_array(images: Any, samples: int) -> Any:
+    """Return an array or tensor as it is; stack PIL images; read the batches of a DataLoader."""
+    if hasattr(images, "shape") or isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
+        return images
+    batches: list[Tensor] = []
+    for item in images:
+        if hasattr(item, "tobytes") and hasattr(item, "convert"):  # a PIL image
+            item = item if item.mode in ("L", "RGB") else item.convert("RGB")
+            batch = torch.frombuffer(bytearray(item.tobytes()), dtype=torch.uint8).view(1, item.height, item.width, -1)
+        else:
+            found = next((x for x in _tensors(item) if x.ndim >= 3), None)
+            if found is None:
+                hint = "expected tensors (n, c, h, w), or tuples or dictionaries that hold one"
+                raise invalid("images", "an array, PIL images or batches of images", type(item).__name__, hint)
+            batch = found if found.ndim > 3 else found[None]
+        if batches and batch.shape[1:] != batches[0].shape[1:]:
+            sizes = f"{tuple(batches[0].shape[1:])} and {tuple(batch.shape[1:])}"
+            raise DataError(f"all images must have one size, got {sizes}; resize them as for training")
+        batches.append(batch.detach().cpu())
+        seen = sum(map(len, batches))
+        if seen >= samples or seen * batch[0].numel() >= 1 << 27:
+            break
+    if not batches:
+        raise DataError("images must not be empty, got an empty list or DataLoader")
+    return torch.cat(batches)
+
+
+def _tensors(item: Any) -> Iterator[Tensor]:
+    if isinstance(item, Tensor):
+        yield item
+    elif hasattr(item, "__array__"):
+        yield torch.as_tensor(item)
+    elif isinstance(item, (list, tuple, dict)):
+        for value in item.values() if isinstance(item, dict) else item:
+            yield from _tensors(value)
 
 
 def _checked_shape(images: Any) -> tuple[int, ...]:

@@ -133,6 +133,19 @@ def test_learned_kappa_has_a_mean_and_a_spread():
     assert all(low < high for low, high in zip(entry["min"], entry["max"], strict=True))
 
 
+def test_a_dead_calibration_network_raises_one_alarm(tmp_path):
+    net, raised = small_uvit(LearnableScaling(activation="relu")), []
+    torch.nn.init.constant_(net.skip_scaling.networks.zeta.layer1.bias, -100.0)  # no ReLU is active any more
+    monitor = StabilityMonitor(net, batch(0)[:2], every=1, out=tmp_path / "log.jsonl", on_alarm=raised.append)
+    train(net, 3, monitor)
+    assert [(alarm.kind, alarm.skip) for alarm in raised] == [("dead", 1)]
+    assert "κ_1, κ_2, κ_3" in raised[0].what
+    assert monitor.last["kappa"]["dead"] == [1, 2, 3]
+    alive = StabilityMonitor(net := small_uvit(LearnableScaling(init="identity")), batch(0)[:2], every=1)
+    train(net, 1, alive)
+    assert "dead" not in alive.last["kappa"]
+
+
 # -------------------------------------------------------------------------------- gradients, drift, loss
 
 

@@ -190,3 +190,31 @@ def test_the_block_baselines_describe_the_skips_as_they_are():
     table = described(scalelong.apply(make("scalelong.UViT"), "stable"), "scalelong.UViT")
     assert [row.coefficient for row in table.rows] == [1.0, 1.0, 1.0]
     assert table.scaling.kind == "stable"
+
+
+@pytest.mark.parametrize(
+    "scaling", ["none", ConstantScaling(0.7), LearnableScaling(), LearnableScaling("scalar")], ids=str
+)
+@pytest.mark.parametrize("name", ["UNet2DModel", "scalelong.UViT"])
+def test_a_network_on_the_meta_device_is_described_by_its_shapes(name, scaling):
+    net = scalelong.apply(make(name), scaling).to("meta")
+    call = example(name)
+    without = scalelong.describe(net)
+    measured = scalelong.describe(net, *(a.to("meta") for a in call.args), **call.kwargs)
+    real = scalelong.describe(scalelong.apply(make(name), scaling), *call.args, **call.kwargs)
+    assert [row.path for row in without.rows] == [row.path for row in real.rows]
+    assert [row.shape for row in measured.rows] == [row.shape for row in real.rows]
+    assert "×" in str(measured)
+
+
+def test_a_dead_calibration_network_is_reported_and_a_new_one_is_not():
+    name = "scalelong.UViT"
+    call = example(name)
+    for spec in (LearnableScaling(), LearnableScaling(init="identity"), LearnableScaling("ie")):
+        alive = scalelong.describe(scalelong.apply(make(name), spec), *call.args, **call.kwargs)
+        assert not any("does not depend" in row.note for row in alive.rows)
+    net = scalelong.apply(make(name), LearnableScaling(activation="relu"))
+    torch.nn.init.constant_(net.skip_scaling.networks.zeta.layer1.bias, -100.0)  # no ReLU is active any more
+    dead = scalelong.describe(net, *call.args, **call.kwargs)
+    assert all("does not depend on the input" in row.note for row in dead.rows)
+    assert all(p.grad is None for p in net.parameters())

@@ -176,7 +176,6 @@ def test_the_record_goes_with_the_scaling(tmp_path):
     scalelong.fold(net)
     assert "scalelong" not in net.config
     net.save_pretrained(tmp_path)
-    assert dict(UNet2DModel.load_config(tmp_path)).keys() >= set(tiny_unet().config)
 
 
 def test_a_folded_network_loads_in_a_process_without_this_package(tmp_path):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from scalelong.scaling.modules import SkipScaling
 
 UPPER = 5.0  # the paper's "rough upper bound of 5", below which 97 % of its ratios lie
+TOO_LARGE = (
+    "is greater than 1, which makes training less stable (the paper's Fig. 13); the paper recommends 0.5 to 0.95"
+)
 SMALLEST = 0.01  # a skip with a smaller κ_i is almost cut
 PAPER_MEAN = 1.22  # the paper's mean ratio over CIFAR-10, CelebA and ImageNet
 
@@ -166,6 +169,10 @@ class UniformScaling(FixedScaling):
     def geometric(self, n: int) -> tuple[float, float]:
         return math.log(self.value), 0.0
 
+    def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:
+        large = Notice("warning", f"κ_i = {self.value:g} {TOO_LARGE}")
+        return [*super().notices(n, mean_ratio), *([large] if self.value > 1 else [])]
+
 
 @dataclass(frozen=True)
 class ConstantScaling(FixedScaling):
@@ -181,8 +188,7 @@ class ConstantScaling(FixedScaling):
         object.__setattr__(self, "kappa", _finite("kappa", self.kappa, positive=True))
         _check_bool("reverse", self.reverse)
         if self.kappa > 1:
-            text = f"kappa = {self.kappa:g} is greater than 1, which makes training less stable (the paper's Fig. 13); "
-            warnings.warn(text + "the paper recommends 0.5 to 0.95", ScalingWarning, stacklevel=3)
+            warnings.warn(f"kappa = {self.kappa:g} {TOO_LARGE}", ScalingWarning, stacklevel=3)
 
     @property
     def label(self) -> str:
