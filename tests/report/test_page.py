@@ -96,7 +96,8 @@ def test_the_page_has_every_section_and_chart(page):
 def test_the_headline_states_the_result(page):
     text = page.text.replace("\u00a0", " ")
     assert "CS (κ = 0.7) ends 10 % below no scaling in validation loss" in text
-    assert "3 seeds, 400 steps on digits; paired by seed" in text
+    assert "digits · 9 runs with 3 seeds · 400 steps" in text
+    assert text.count("paired by seed") == 1
 
 
 def test_the_page_loads_nothing(page):
@@ -236,7 +237,7 @@ def test_a_page_is_complete_without_any_of_its_files(tmp_path, broken, content):
 def test_an_unfinished_run_is_shown_but_not_compared(tmp_path):
     whole, begun = make_run(tmp_path / "whole"), make_run(tmp_path / "begun", "cs", logged=100, samples=0)
     shown = page_of([whole, begun], tmp_path)
-    assert "Not finished: begun is at step 100 of 400" in shown.text
+    assert "begun is not finished: step 100 of 400" in shown.text
     assert "ends" not in shown.text.splitlines()[0]
 
 
@@ -260,7 +261,7 @@ def test_a_run_that_failed_is_shown_with_its_error(tmp_path):
     (tmp_path / "comparison.json").write_text(json.dumps(record))
     shown = page_of([tmp_path], tmp_path)
     assert [run["label"] for run in shown.data["runs"]] == ["none", "cs-0.7"]
-    assert "cs-0.7-seed0 is at step 120 of 400: the loss of step 123 is nan" in shown.text
+    assert "cs-0.7-seed0 is not finished: step 120 of 400: the loss of step 123 is nan" in shown.text
     assert {s["run"] for s in shown.data["charts"]["loss"]["series"]} == {0, 1}
 
 
@@ -268,7 +269,7 @@ def test_runs_that_all_failed_have_a_page(tmp_path):
     runs = [make_run(tmp_path / name, name, logged=0, samples=0, card=False) for name in ("none", "cs")]
     shown = page_of(runs, tmp_path)
     assert "results" not in shown.ids
-    assert shown.text.count("Not finished:") == 2
+    assert shown.text.count("is not finished: step 0 of 400") == 2
 
 
 def test_caveats_appear_once(tmp_path):

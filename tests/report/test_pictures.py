@@ -56,7 +56,7 @@ def test_each_prompt_stands_below_its_image(tmp_path):
     save_grid(images, tmp_path / "samples" / "step-00000100.png", captions=prompts)
     ((sheet,),) = pictures([Run(tmp_path)]).samples
     assert sheet.heads == ()
-    assert sheet.captions[1] == ("prompt 6", "prompt 7", "prompt 8", "prompt 9")
+    assert sheet.captions[1] == ("prompt 6", "prompt 7", "prompt 8")
     np.testing.assert_array_equal(opened(sheet.strips[1])[1:9, 10:18], images[7, :, :, 0])
 
 

@@ -277,7 +277,7 @@ def compare(
         shared.echo_json(result.comparison.to_dict())
     else:
         print_comparison(result.comparison, shared.console())
-    if report and result.comparison.runs:
+    if report and result.started:
         page = write_report([folder], folder / "report.html")
         typer.echo(f"page: {page}", err=json)
         if open_page:

@@ -141,7 +141,7 @@ def save_grid(
     facts = {"image": [height, width], "columns": columns, "captions": list(captions or ())[:count]}
     text.add_text(GRID_KEY, json.dumps(facts))
     while True:
-        size = tuple(max(1, int(length * scale)) for length in natural.size)
+        size = (max(1, int(natural.width * scale)), max(1, int(natural.height * scale)))
         picture = natural.resize(size, Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS)
         memory = io.BytesIO()
         picture.save(memory, format="PNG", pnginfo=text)

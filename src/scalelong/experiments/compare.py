@@ -28,6 +28,11 @@ class Result:
     out: Path
 
     @property
+    def started(self) -> bool:
+        """Whether any run logged something, so that there is something to report."""
+        return any(ending.job.folder.joinpath("metrics.jsonl").is_file() for ending in self.endings)
+
+    @property
     def failures(self) -> tuple[Ending, ...]:
         """Runs that ended early, except those stopped by the signal that stopped the comparison."""
         return tuple(e for e in self.endings if not e.ran and not (e.stopped and self.signal is not None))
@@ -86,8 +91,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for name, note, cells in comparison.table():
         heading = f"{name} {note}" if name == "sooner" else name
         table.add_row(heading, *(escape("\n".join(filter(None, cell))) for cell in cells))
-    console.print(table)
-    for line in (statistics_note(count), *comparison.notes):
-        console.print(f"• {line}", highlight=False, markup=False)
+    if comparison.runs:
+        console.print(table)
+        for line in (statistics_note(count), *comparison.notes):
+            console.print(f"• {line}", highlight=False, markup=False)
     for line in comparison.missing:
         console.print(f"missing: {line}", style="red", highlight=False, markup=False)

@@ -164,7 +164,7 @@ def statistics_note(seeds: int) -> str:
             "Runs of the same seed share data order, noise and initial weights; --seeds 3 gives intervals."
         )
     return (
-        f"mean ± half the width of the {CONFIDENCE * 100:g} % Student t interval over {seeds} seeds. Differences are "
+        f"Mean ± half the width of the {CONFIDENCE * 100:g} % Student t interval over {seeds} seeds. Differences are "
         "paired by seed (same data order, noise and initial weights): the geometric mean of the ratios to the "
         f"baseline's run of the same seed, with the {CONFIDENCE * 100:g} % paired t interval of their logarithms. "
         "Intervals are not corrected for the number of comparisons."

@@ -238,9 +238,9 @@ def forest(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
         if rows:
             ratios = [row.ratios[key] for row in comparison.rows if key in row.ratios]
             size = max(abs(math.log(ratio.mean)) for ratio in ratios)
-            panels.append({"title": title, "rows": rows, "rank": (not any(r.excludes_one for r in ratios), -size)})
-    panels.sort(key=lambda panel: panel.pop("rank"))
-    return {"kind": "forest", "panels": panels} if panels else None
+            panels.append(((not any(r.excludes_one for r in ratios), -size), {"title": title, "rows": rows}))
+    panels.sort(key=lambda panel: panel[0])
+    return {"kind": "forest", "panels": [panel for _, panel in panels]} if panels else None
 
 
 def robustness(views: Sequence[RunView], read: Callable[[Any], list[list[Any]]], axes: Chart) -> Chart | None:

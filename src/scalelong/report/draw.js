@@ -99,7 +99,7 @@ function smoothed(y, weight) {
   });
 }
 
-function extent(panels, log, weight, zero) {
+function extent(panels, log, weight, spec) {
   let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
   const include = (v) => { if (v !== null && isFinite(v) && (!log || v > 0)) { if (v < y0) y0 = v; if (v > y1) y1 = v; } };
   for (const panel of panels) {
@@ -113,10 +113,11 @@ function extent(panels, log, weight, zero) {
     if (panel.band && x0 < Infinity) { panel.band.low.forEach(include); panel.band.high.forEach(include); }
   }
   if (x0 === Infinity || y0 === Infinity) return null;
-  if (zero && !log && y0 > 0) y0 = 0;
+  if (spec.zero && !log && y0 > 0) y0 = 0;
+  if (spec.level !== undefined) include(spec.level);
   if (y0 === y1) { const d = Math.abs(y0) * 0.1 || 1; y0 = log ? y0 / 1.2 : y0 - d; y1 = log ? y1 * 1.2 : y1 + d; }
   else if (log) { const r = (y1 / y0) ** 0.04; y0 /= r; y1 *= r; }
   else { const d = (y1 - y0) * 0.04; y0 = y0 >= 0 && y0 - d < 0 ? 0 : y0 - d; y1 += d; }
-  if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
+  if (x0 === x1) { const d = spec.whole ? 0.5 : 1; x0 -= d; x1 += d; }
   return { x0, x1, y0, y1 };
 }

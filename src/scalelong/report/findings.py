@@ -26,7 +26,7 @@ def findings(comparison: Comparison | None, labels: Sequence[str], steps: int, d
     """Describe a comparison. Without numbers to compare, say only what the page shows."""
     if comparison is None or not any(row.means for row in comparison.rows):
         what = spell(labels[0]) if len(labels) == 1 else f"{len(labels)} runs"
-        return Findings(_capital(f"{what} on {data}, {steps:,} steps"))
+        return Findings(_capital(f"{what} on {data}, {steps:,} step{'' if steps == 1 else 's'}"))
     key, baseline = comparison.loss, spell(comparison.baseline)
     others = [row for row in comparison.rows if row.variant != comparison.baseline and row.means]
     if not others:
@@ -35,11 +35,10 @@ def findings(comparison: Comparison | None, labels: Sequence[str], steps: int, d
         return Findings(_capital(f"{spell(row.variant)} on {data} after {comparison.steps:,} steps{value}"))
     losses = {row.variant: row.ratios[key] for row in others if key in row.ratios}
     seeds = max((ratio.n for row in others for ratio in row.ratios.values()), default=1)
-    scope = f"{comparison.steps:,} steps on {data}"
     headline = f"{_join([row.variant for row in others])} beside {baseline}"
     if seeds < 2:
         values = {row.variant: row.means[key].mean for row in comparison.rows if key in row.means}
-        caveat = f"One seed, {scope}: there is no interval, and a difference may be chance (compare --seeds 3)."
+        caveat = "One seed: there is no interval, and a difference may be chance; compare --seeds 3 gives intervals."
         return Findings(_capital(_range(values) if losses else headline), (), caveat)
     titles = {measure.key: measure.title for measure in comparison.measures()}
     lines = [_clear(titles[name], others, name, baseline) for name in titles if name in (key, "feature_oscillation")]
@@ -47,7 +46,7 @@ def findings(comparison: Comparison | None, labels: Sequence[str], steps: int, d
     lines += [_clear(titles["frechet"], others, "frechet", baseline)] if "frechet" in titles else []
     if losses:
         headline = _headline(losses, baseline)
-    return Findings(_capital(headline), tuple(filter(None, lines)), f"{seeds} seeds, {scope}; paired by seed.")
+    return Findings(_capital(headline), tuple(filter(None, lines)))
 
 
 def spell(label: str) -> str:

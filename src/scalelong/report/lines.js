@@ -60,11 +60,10 @@ class LineChart {
     const width = this.many ? Math.floor((total - (columns - 1) * 14) / columns) : total;
     const height = this.many ? Math.max(140, Math.round(width * 0.66)) : Math.max(210, Math.min(340, Math.round(width * 0.5)));
     this.body.style.setProperty("--columns", columns);
-    const zero = this.spec.zero;
-    const shared = this.spec.own ? null : extent(this.panels, log, weight, zero);
+    const shared = this.spec.own ? null : extent(this.panels, log, weight, this.spec);
     this.body.replaceChildren();
     this.frames = this.panels.map((panel, k) =>
-      this.panel(panel, width, height, this.spec.own ? extent([panel], log, weight, zero) : shared, log, weight, k));
+      this.panel(panel, width, height, this.spec.own ? extent([panel], log, weight, this.spec) : shared, log, weight, k));
     if (this.cursor !== null) this.point(this.cursor);
   }
 
@@ -108,6 +107,7 @@ class LineChart {
     }
     const whole = this.spec.whole;
     let xt = linearTicks(x.low, x.high, small ? 3 : Math.max(3, Math.floor(width / 110)));
+    if (this.spec.x === "step") xt = xt.filter(Number.isInteger);
     if (this.spec.xlog) xt = logTicks(x.low, x.high, small ? 3 : 5);
     if (whole) {
       xt = [];

@@ -75,7 +75,7 @@ if (slider) {
 }
 
 /* Show a grid at a whole number of screen pixels per pixel. On the page, images have at least 40 pixels and those that
-   do not fit are cut off; enlarged, all of them are shown, up to `high` pixels if that is possible. */
+   do not fit are cut off. Enlarged, to about `high` pixels, they have at least 64 and the dialog scrolls. */
 function fit(sheet, wide, high) {
   const columns = +sheet.dataset.columns, whole = high || "captioned" in sheet.dataset;
   for (const strip of sheet.querySelectorAll(".strip")) {
@@ -88,6 +88,7 @@ function fit(sheet, wide, high) {
     const one = sheet.querySelectorAll(".strip").length === 1;
     let k = Math.min(wide / shown, high && one ? Math.max(1, high / height) : Infinity);
     k = k >= 1 ? Math.floor(k) : k;
+    if (high && cell) k = Math.max(k, Math.ceil(64 / cell));
     strip.style.width = k * shown + "px";
     strip.style.height = k * (whole ? height : Math.min(height, shown)) + "px";
     for (const img of strip.children) {
@@ -111,7 +112,7 @@ if (zoom) {
     if (!zoom.open) zoom.showModal();
     const sheet = copy.querySelector(".sheet");
     sheet.setAttribute("aria-label", "Close");
-    fit(sheet, zoom.clientWidth - 48, innerHeight * 0.96 - 120);
+    fit(sheet, zoom.lastChild.clientWidth, innerHeight * 0.96 - 120);
     sheet.focus();
     say(copy.querySelector("figcaption").textContent);
   };

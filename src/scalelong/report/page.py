@@ -41,7 +41,7 @@ def render(views: Sequence[RunView]) -> str:
     steps = max(view.run.logged_step for view in views)
     summary = findings(comparison, labels(views), steps, data)
     sources = ", ".join(view.name for view in views[:6]) + (" …" if len(views) > 6 else "")
-    unfinished = [_progress(view) for view in views if not view.finished]
+    unfinished = {view.name: _progress(view) for view in views if not view.finished}
     body = [
         sections.headline(summary, _facts(views, data, steps), unfinished),
         sections.legend(views),
@@ -75,7 +75,7 @@ def compare_views(views: Sequence[RunView]) -> Comparison | None:
         if view.finished:
             measured.append(measure_run(view.run, view.label, -1 if view.seed is None else view.seed))
         else:
-            missing.append(_progress(view))
+            missing.append(f"{view.name} {_progress(view)}")
     return Comparison(
         measured,
         labels(views),
@@ -88,7 +88,7 @@ def compare_views(views: Sequence[RunView]) -> Comparison | None:
 
 def _progress(view: RunView) -> str:
     """How far an unfinished run is, and the error that stopped it."""
-    reached = f"{view.name} is at step {view.run.logged_step:,} of {view.run.settings.get('train.steps')}"
+    reached = f"is not finished: step {view.run.logged_step:,} of {view.run.settings.get('train.steps')}"
     return f"{reached}: {view.run.failure}" if view.run.failure else reached
 
 
@@ -119,7 +119,9 @@ def _asset(name: str) -> str:
 def _facts(views: Sequence[RunView], data: str, steps: int) -> list[str]:
     """The line above the headline."""
     runs = "1 run" if len(views) == 1 else f"{len(views)} runs"
-    facts = ["scalelong", _common(views, "preset") or "", data, runs, f"{steps:,} steps"]
+    seeds = len({view.seed for view in views})
+    runs += f" with {seeds} seeds" if seeds > 1 else ""
+    facts = ["scalelong", _common(views, "preset") or "", data, runs, f"{steps:,} step{'' if steps == 1 else 's'}"]
     sizes = sorted(n for view in views if isinstance(n := view.run.record.get("parameters"), int))
     if sizes:
         facts.append("–".join(dict.fromkeys(f"{n / 1e6:.2f}M" for n in (sizes[0], sizes[-1]))) + " parameters")

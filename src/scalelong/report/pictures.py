@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,23 @@ if TYPE_CHECKING:
 BUDGET = 2_500_000  # bytes of pictures on one page
 MAX_PIXELS = 64_000_000
 SMALL = 10_000  # bytes; such a picture stays exact
-CAPTIONED = 4  # images across, and rows, if each has a caption of its own
+CAPTIONED = 3  # images across, and rows, if each has a caption of its own
+
+
+class Level(NamedTuple):
+    """How much of the grids is shown."""
+
+    steps: int
+    across: int  # images
+    side: int  # pixels
+    lossy: bool
+
+
 # Many or large grids lose exactness first, then steps, then images, then resolution.
-LEVELS = (  # steps, images across, pixels across, lossy
-    (8, 8, 1040, False), (8, 8, 1040, True), (4, 8, 1040, True), (3, 6, 780, True), (2, 5, 640, True),
-    (1, 4, 520, True), (1, 3, 390, True), (1, 2, 260, True), (1, 2, 130, True),
+LEVELS = (
+    Level(8, 8, 1040, False), Level(8, 8, 1040, True), Level(4, 8, 1040, True), Level(3, 6, 780, True),
+    Level(2, 5, 640, True), Level(1, 4, 520, True), Level(1, 3, 390, True), Level(1, 2, 260, True),
+    Level(1, 2, 130, True),
 )  # fmt: skip
 
 
@@ -68,24 +80,26 @@ def pictures(runs: Sequence[Run], budget: int = BUDGET) -> Pictures:
     for index, run in enumerate(runs):
         if (path := run.samples_path / REAL).is_file():
             same.setdefault(sha256(path), []).append(index)
-    for count, *limits in LEVELS:
-        found = [(sheet(runs[own[0]].samples_path / REAL, 0, runs[own[0]], *limits), own) for own in same.values()]
+    for level in LEVELS:
+        found = [(sheet(runs[own[0]].samples_path / REAL, 0, runs[own[0]], level), own) for own in same.values()]
         result = Pictures([], [(picture, own) for picture, own in found if picture is not None])
         left = budget - sum(picture.bytes for picture, _ in result.real)
         for run in runs:
-            made = [sheet(path, step, run, *limits) for step, path in _sample_files(run, count)]
+            made = [sheet(path, step, run, level) for step, path in _sample_files(run, level.steps)]
             result.samples.append([picture for picture in made if picture is not None])
             left -= sum(picture.bytes for picture in result.samples[-1])
-            if left < 0 and limits != list(LEVELS[-1][1:]):
+            if left < 0 and level is not LEVELS[-1]:
                 break
         else:
             return result
     return result
 
 
-def sheet(path: Path, step: int, run: Run, across: int, side: int, lossy: bool) -> Sheet | None:
-    """The grid in `path`, cropped to `across` images and `side` pixels; None if the file is not an image."""
+def sheet(path: Path, step: int, run: Run, level: Level) -> Sheet | None:
+    """The grid in `path` within the limits of `level`; None if the file is not an image."""
     from PIL import Image
+
+    _, across, side, lossy = level
 
     try:
         with Image.open(path) as opened:

@@ -130,7 +130,7 @@ def bullets(lines: Sequence[Child], class_: str | None = None) -> Markup | None:
 # -------------------------------------------------------------------------------------------------------- sections
 
 
-def headline(summary: Findings, facts: Sequence[str], unfinished: Sequence[str]) -> Markup:
+def headline(summary: Findings, facts: Sequence[str], unfinished: Mapping[str, str]) -> Markup:
     title, caveat, *details = (  # a percent sign stays on the line of its number
         line.replace(" %", "\u00a0%") for line in (summary.headline, summary.caveat, *summary.details)
     )
@@ -140,7 +140,7 @@ def headline(summary: Findings, facts: Sequence[str], unfinished: Sequence[str])
         element("h1", title),
         bullets(details, "details"),
         element("p", caveat, class_="caveat") if caveat else None,
-        [element("p", "Not finished: ", element("b", line), class_="caveat failed") for line in unfinished],
+        [element("p", element("b", name), f" {how}", class_="caveat failed") for name, how in unfinished.items()],
     )
 
 
@@ -177,7 +177,8 @@ def results(comparison: Comparison | None, views: Sequence[RunView], drawn: Coll
     for variant in comparison.variants:
         own = [view for view in views if view.label == variant]
         swatch = element("span", data_swatch=own[0].index) if own else None
-        note = element("small", "baseline") if variant == comparison.baseline else None
+        several = len(comparison.variants) > 1
+        note = element("small", "baseline") if variant == comparison.baseline and several else None
         columns.append(([swatch, " ", variant, " ", note], own))
     rows = []
     for title, meaning, texts in comparison.table():
@@ -187,12 +188,11 @@ def results(comparison: Comparison | None, views: Sequence[RunView], drawn: Coll
         ]
         rows.append(Row([title, element("small", meaning)], cells))
     several = len(comparison.seeds) > 1
+    lead = "At the end of training" + (", with changes against the baseline." if len(columns) > 1 else ".")
     return section(
         "results",
         "Results",
-        statistics_note(len(comparison.seeds))
-        if several
-        else "At the end of training, with changes against the baseline.",
+        statistics_note(len(comparison.seeds)) if several else lead,
         figure(drawn, "forest", f"Against {comparison.baseline}", FOREST + SEEDS * several, wide=True),
         table(columns, rows, "Results"),
         bullets(comparison.notes, "notes"),
@@ -247,7 +247,7 @@ def samples(views: Sequence[RunView], pictures: Pictures) -> Markup | None:
         return None
     several_seeds = len({view.seed for view in views}) > 1
     first = [_sheets(["Real images"], [views[k] for k in own], [sheet], "real images") for sheet, own in pictures.real]
-    more, shown = [], set[str]()
+    more, shown = list[Markup](), set[str]()
     for view, own in zip(views, pictures.samples, strict=True):
         seed = f" · seed {view.seed}" if several_seeds and view.seed is not None else ""
         title = [element("span", data_swatch=view.index), " ", view.label, seed]
@@ -256,16 +256,20 @@ def samples(views: Sequence[RunView], pictures: Pictures) -> Markup | None:
             shown.add(view.label)
     slider = None
     if len(steps) > 1:
-        last = len(steps) - 1
-        handle = element("input", type="range", id="frame", min="0", max=last, step="1", value=last,
+        end = len(steps) - 1
+        handle = element("input", type="range", id="frame", min="0", max=end, step="1", value=end,
                          data_steps=json.dumps(steps))  # fmt: skip
         output = element("output", f"step {steps[-1]:,}", id="frame-step")
         slider = element("p", element("label", "From first to last ", handle), " ", output, class_="slider")
-    lead = "From the EMA network, and from the same noise in every run. Press a grid to enlarge it."
-    others = element("details", element("summary", "Samples of the other seeds"), element("div", more, class_="grids"))
+    noise = ", and from the same noise in every run" if len(views) > 1 else ""
+    lead = f"From the EMA network{noise}. Press a grid to enlarge it."
+    last = [own[-1] for own in pictures.samples if own]
+    wide = any(len(sheet.heads) > 8 for sheet in last)  # many columns with a name each
+    kind = "grids wide" if wide else "grids captioned" if any(sheet.captions for sheet in last) else "grids"
+    others = element("details", element("summary", "Samples of the other seeds"), element("div", more, class_=kind))
     zoom = element("dialog", element("p", "← → other grids · Esc closes", class_="hint"), element("div"), id="zoom",
                    aria_label="Enlarged samples")  # fmt: skip
-    grids = element("div", first, class_="grids")
+    grids = element("div", first, class_=kind)
     return section("samples", "Samples", lead, slider, grids, others if more else None, zoom)
 
 
