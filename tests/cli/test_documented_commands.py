@@ -160,6 +160,7 @@ def world(tmp_path_factory):
     """A folder where the documented paths exist: runs (copies of a tiny one) and folders of images."""
     from scalelong.runs import Request, load_run
     from scalelong.runs.config import override
+    from scalelong.runs.settings import to_yaml
     from scalelong.training import preset, train
 
     home = tmp_path_factory.mktemp("world")
@@ -176,6 +177,7 @@ def world(tmp_path_factory):
         (home / folder).mkdir()
         for k, image in enumerate(pixels):
             Image.fromarray(image).save(home / folder / f"{k}.png")
+    (home / "my.yaml").write_text(to_yaml(preset("digits")), encoding="utf-8")
     return home
 
 
@@ -184,6 +186,9 @@ def small_form(words, home):
     shown = [INSTEAD.get(word, word) for word in words]
     expanded = [match for word in shown for match in (sorted(home.glob(word)) if "*" in word else [word])]
     extra = [] if "--compare" in words else shlex.split(SMALL[command_of(words)])
+    if "--data" in words and words[0] in ("train", "compare") and words[1].startswith("--"):  # a U-Net is picked
+        extra = [word for k, word in enumerate(extra) if "model." not in "".join(extra[k : k + 2])]
+        extra += ["--set", "model.channels=8,8,8"]
     if words[0] == "evaluate" and not {"--images", "--compare"} & set(words):
         extra += ["--reference", "digits:train:80", "--steps", "2"]
     if words[0] == "train" and "--out" not in words:

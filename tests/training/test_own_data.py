@@ -50,14 +50,14 @@ def picked(**changes):
 
 
 @pytest.mark.parametrize(
-    ("side", "size", "channels"),
+    ("side", "one_size", "size", "channels"),
     [
-        (3, 8, (64, 128, 128)), (8, 8, (64, 128, 128)), (15, 12, (64, 128, 128)), (16, 16, (32, 64, 128)),
-        (28, 28, (32, 64, 64)), (30, 28, (32, 64, 64)), (32, 32, (32, 64, 64)), (480, 32, (32, 64, 64)),
+        (3, True, 8, (64, 128, 128)), (10, True, 10, (64, 128)), (11, False, 8, (64, 128, 128)),
+        (22, False, 20, (32, 64, 128)), (30, False, 28, (32, 64, 64)), (480, False, 32, (32, 64, 64)),
     ],
 )  # fmt: skip
-def test_the_median_side_decides_image_size_and_width(side, size, channels):
-    settings = picked(side=side)
+def test_the_size_of_the_images_decides_image_size_and_network(side, one_size, size, channels):
+    settings = picked(side=side, one_size=one_size)
     assert (settings["data.image_size"], settings["model.kind"]) == (size, "unet")
     assert settings["model.channels"] == channels
 
@@ -65,7 +65,7 @@ def test_the_median_side_decides_image_size_and_width(side, size, channels):
 def test_steps_follow_from_cost_and_number_of_images():
     few, some, many = (picked(images=n, side=8)["train.steps"] for n in (10, 200, 100_000))
     assert few == own_data.STEPS[0]
-    assert some == 500 * 200 // 32 // 100 * 100  # 500 epochs
+    assert some == 500 * 200 // preset("digits").train.batch_size // 100 * 100  # 500 epochs
     assert some < many <= own_data.STEPS[1]
     assert picked(images=100_000, side=480)["train.steps"] < many  # larger images, fewer steps
 
@@ -155,7 +155,7 @@ def test_what_was_prepared_is_what_gets_trained_on(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------- the run remembers all
 
 
-def chosen(folder, out, **options):
+def chosen(folder, **options):
     given = {"data.name": str(folder), **options}
     start = start_from(options=given, settings=[f"{k}={_text(v)}" for k, v in TINY.items()])
     return start, override(start.config, TINY)
@@ -168,7 +168,7 @@ def _text(value):
 def test_a_run_on_a_folder_resumes_and_is_evaluated_from_anywhere(tmp_path, monkeypatch):
     write(tmp_path / "photos", 30, mode="RGBA")
     monkeypatch.chdir(tmp_path)
-    start, config = chosen("photos", "run", **{"data.holdout": 0.2})
+    start, config = chosen("photos", **{"data.holdout": 0.2})
     assert config.preset == AUTO
     assert default_out(config).name == "photos-none-seed0"
     train(config, tmp_path / "run", quiet=True)
@@ -178,21 +178,20 @@ def test_a_run_on_a_folder_resumes_and_is_evaluated_from_anywhere(tmp_path, monk
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     prepare(tmp_path / "photos", "--image-size", 8, "--background", "black")
-    again, config = chosen(tmp_path / "photos", "run", **{"data.holdout": 0.2})
+    again, config = chosen(tmp_path / "photos", **{"data.holdout": 0.2})
     longer = override(again.resumed(load_run(tmp_path / "run").config), {**TINY, "train.steps": 4})
     assert train(longer, tmp_path / "run", quiet=True).step == 4
     write(tmp_path / "photos", 31)
-    _, changed = chosen(tmp_path / "photos", "run", **{"data.holdout": 0.2})
     with pytest.raises(RunError, match="fingerprint"):
         train(longer, tmp_path / "run", quiet=True)
 
 
 def test_a_moved_folder_with_the_same_images_resumes(tmp_path):
     write(tmp_path / "one", 10)
-    _, config = chosen(tmp_path / "one", "run")
+    _, config = chosen(tmp_path / "one")
     train(config, tmp_path / "run", quiet=True)
     shutil.move(tmp_path / "one", tmp_path / "two")
-    _, moved = chosen(tmp_path / "two", "run")
+    _, moved = chosen(tmp_path / "two")
     assert train(override(moved, {"train.steps": 3}), tmp_path / "run", quiet=True).step == 3
 
 
@@ -200,14 +199,14 @@ def test_a_captioned_folder_without_a_validation_split_trains_and_samples(tmp_pa
     folder = write(tmp_path / "words", 12, (8, 8))
     rows = "".join(f"{k}.png,a picture of {k}\n" for k in range(12))
     (folder / "metadata.csv").write_text("file_name,text\n" + rows)
-    _, config = chosen(folder, "run")
+    _, config = chosen(folder)
     assert config.data.text == "minilm"
     run = train(config, tmp_path / "run", quiet=True).run
     assert (run.samples_path / "step-00000002.png").is_file()
 
 
 def test_one_image_is_worth_a_remark(tmp_path, capsys):
-    _, config = chosen(write(tmp_path / "one", 1, (8, 8)), "run")
+    _, config = chosen(write(tmp_path / "one", 1, (8, 8)))
     train(config, tmp_path / "run")
     assert "1 image" in capsys.readouterr().err
     assert len(load(tmp_path / "one")) == 1

@@ -83,12 +83,14 @@ def _as_options(text: str, app: Any, arguments: list[str]) -> str:
     options = {parameter.name: parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("-")}
 
     def advice(match: re.Match[str]) -> str:
-        name, value = match.groups("")
+        name, option, value = match.groups("")
         if name in options:
             return f"pass {options[name]}{value}"
-        return f"pass --set data.{name}={value.strip() or 'true'}" if "settings" in options else match[0]
+        if "settings" in options:
+            return f"pass --set data.{name}={value.strip() or 'true'}"
+        return f"run scalelong data prepare with {option}{value} first"
 
-    text = re.sub(r"\bset (\w+) \(--[a-z-]+( [^()]+)?\)", advice, text)
+    text = re.sub(r"\bset (\w+) \((--[a-z-]+)( [^()]+)?\)", advice, text)
     if "settings" in options:
         text = re.sub(r"\bset (\w+\.\w+=)", r"pass --set \1", text)
     for name, option in options.items():

@@ -114,6 +114,7 @@ class Group(_Flags, TyperGroup):
 def start(
     preset: str | None, file: Path | None, settings: list[str] | None, *, steps: int | None, data: str | None,
     image_size: int | None, channels: int | None, background: str | None, holdout: float | None, skip_bad: bool,
+    quiet: bool,
 ) -> Start:  # fmt: skip
     """Return the config that preset, --config and the options about data give, and print what the data decided."""
     from scalelong.training.start import start_from
@@ -123,7 +124,7 @@ def start(
         "data.background": background, "data.holdout": holdout, "data.skip_bad": skip_bad or None,
     }  # fmt: skip
     begun = start_from(preset, file, options, settings or [])
-    for note in begun.notes:
+    for note in () if quiet or os.environ.get("RANK", "0") != "0" else begun.notes:
         typer.echo(note, err=True)
     return begun
 

@@ -125,13 +125,14 @@ def info(
     from scalelong.data import CATALOG, ImageData, prepared
     from scalelong.data.images import save_grid
     from scalelong.data.prepare import resolve
+    from scalelong.data.survey import survey
     from scalelong.errors import DataError
     from scalelong.files import check_target
 
     if grid is not None:
         check_target(grid, suffixes=(".png",))
     origin = resolve(name)
-    manifests = [manifest for manifest in prepared() if manifest["name"] == origin.name]
+    manifests = [manifest for manifest in prepared() if origin.made(manifest)]
     splits = [ImageData(manifest["folder"]) for manifest in manifests]
     if (verify or grid) and not splits:
         raise DataError(f"{name} is not prepared; run: scalelong data prepare {name}")
@@ -151,7 +152,10 @@ def info(
         typer.echo(f"  {spec.image_size}×{spec.image_size}×{spec.channels}{classes}{captions}")
         typer.echo(f"  licence: {spec.licence}")
         typer.echo(f"  sources, in order: {'; '.join(spec.source_titles())}")
-    if not manifests:
+    if not manifests and origin.path is not None:
+        typer.echo(f"{origin.name}: {survey(name)}")
+        typer.echo("not prepared yet: scalelong train --data prepares it, scalelong data prepare does so with options")
+    elif not manifests:
         typer.echo(f"not prepared; run: scalelong data prepare {name}")
     for manifest in manifests:
         _print_prepared(manifest)
@@ -183,6 +187,7 @@ def stats(
     shared.check_sampling(None, "fp32", extractor)
 
     from scalelong.data import CATALOG
+    from scalelong.data.prepare import as_prepared
     from scalelong.errors import invalid
     from scalelong.evaluation import build_extractor, dataset_reference, write_reference
     from scalelong.runs.generate import best_device
@@ -192,7 +197,9 @@ def stats(
         raise invalid("--out", "a .safetensors file", str(out))
     network: Any = build_extractor(extractor, weights)
     network.to(best_device(device))
-    reference = dataset_reference(name, split, network, n, batch_size, image_size=image_size)
+    prepared = as_prepared(name, {} if image_size is None else {"image_size": image_size}, split)
+    options = {"image_size": image_size} if prepared is None else prepared.options
+    reference = dataset_reference(name, split, network, n, batch_size, **options)
     if out is not None:
         write_reference(out, reference)
     card = reference.card

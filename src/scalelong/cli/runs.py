@@ -63,7 +63,7 @@ def train(
         raise InvalidValueError(f"--kappa {kappa:g} needs --scaling cs, cs-reverse or uniform, got {scaling!r}")
     begun = shared.start(
         preset, config, settings, steps=steps, data=data, image_size=image_size, channels=channels,
-        background=background, holdout=holdout, skip_bad=skip_bad,
+        background=background, holdout=holdout, skip_bad=skip_bad, quiet=quiet,
     )  # fmt: skip
     options: dict[str, Any] = {
         "scaling": scaling, "kappa": kappa, "steps": steps, "batch_size": batch_size, "seed": seed,
@@ -258,7 +258,7 @@ def compare(
     chosen_seeds = parse_seeds(seeds)
     begun = shared.start(
         preset, config, settings, steps=steps, data=data, image_size=image_size, channels=channels,
-        background=background, holdout=holdout, skip_bad=skip_bad,
+        background=background, holdout=holdout, skip_bad=skip_bad, quiet=quiet,
     )  # fmt: skip
     folder = out or Path("runs") / f"compare-{start_name(begun.config)}"
     earlier = next((run for path in sorted(folder.glob("*-seed*")) if (run := Run(path)).exists), None)

@@ -51,12 +51,12 @@ def kappa(
     check_name("process", process, PROCESSES)
     check_figure(figure)
 
-    from scalelong.data import load
+    from scalelong.data.prepare import load_prepared
     from scalelong.kappa import estimate_kappa
     from scalelong.progress import track
     from scalelong.report.figures import draw_kappa, save_figure
 
-    images = load(data, split="train", image_size=image_size).images
+    images = load_prepared(data, image_size=image_size).images
     estimate = estimate_kappa(images, skips, process=process, samples=samples, seed=seed, progress=track)
     if figure is not None:
         save_figure(draw_kappa(estimate, data), figure)

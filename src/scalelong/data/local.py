@@ -44,17 +44,18 @@ class _Split:
     rows: Rows
 
 
-def read_folder(root: Path, split: str, options: Options, skip_bad: bool = False) -> Reading:
-    """Read the images of one split of a folder, in the order of their names."""
+def read_folder(root: Path, split: str, options: Options, skip_bad: bool = False, title: str = "") -> Reading:
+    """Read the images of one split of a folder, in the order of their names. `title` is its name in messages."""
+    title = title or str(root)
     root = _unwrapped(root)
     folders = _split_folders(root)
-    part = choose_split(split, folders, options.holdout, str(root))
+    part = choose_split(split, folders, options.holdout, title)
     splits = {name: _list(root, folder) for name, folder in folders.items()}
     own = splits[part.split]
     chosen = [name for name in own.images if part.includes(name, options.holdout)]
     if not chosen:
         where = f"split {split!r} with holdout {options.holdout}" if options.holdout else f"split {split!r}"
-        raise DataError(f"{root} has no images for {where}; supported files: {', '.join(sorted(SUFFIXES))}")
+        raise DataError(f"{title} has no images for {where}; supported files: {', '.join(sorted(SUFFIXES))}")
     class_names, labels = _labels(root, splits, part.split, options.label_column)
     texts = {name.removesuffix(".txt") for name in own.files if name.endswith(".txt")}
     captions = _captions(own.rows, options.caption_column)

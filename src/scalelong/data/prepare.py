@@ -63,6 +63,12 @@ class Origin:
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
         return cache_dir() / "data" / f"{self.slug}-{key}" / split
 
+    def made(self, manifest: Manifest) -> bool:
+        """Whether prepared data comes from here, whatever the path was called and whatever it held then."""
+        path = Path(manifest["source"]).expanduser()
+        same = self.path is not None and path.is_absolute() and path.resolve() == self.path.resolve()
+        return same or manifest["name"] == self.name
+
     @property
     def slug(self) -> str:
         """The beginning of the name of the folder in the cache."""
@@ -78,7 +84,7 @@ class Origin:
             reading = read_numpy(self.path, split, options, stack)
         else:
             folder = self.path if self.path.is_dir() else unpacked(self.path, stack)
-            reading = read_folder(folder, split, options, skip_bad)
+            reading = read_folder(folder, split, options, skip_bad, title)
         return replace(reading, source=title)
 
 
@@ -300,6 +306,13 @@ class Prepared:
 
     options: dict[str, Any]
     manifest: Manifest
+
+
+def load_prepared(name: str | Path, split: str = "train", **given: Any) -> ImageData:
+    """Open a dataset as `scalelong data prepare` last prepared it; `given` are options of `load` that are not None."""
+    chosen = {key: value for key, value in given.items() if value is not None}
+    prepared = as_prepared(str(name), chosen, split)
+    return load(name, split, **(chosen if prepared is None else prepared.options))
 
 
 def as_prepared(name: str, given: dict[str, Any], split: str = "train") -> Prepared | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalelong.errors import DataError
 from scalelong.experiments.comparison import Comparison, measure_run
 from scalelong.experiments.live import Live
-from scalelong.experiments.plan import DistanceSpec, Variant, plan
+from scalelong.experiments.plan import DistanceSpec, Job, Variant, plan
 from scalelong.experiments.scheduler import Ending, make_slots, run_jobs, usable_cores, visible_gpus
 from scalelong.experiments.statistics import statistics_note
+from scalelong.experiments.worker import is_finished
 from scalelong.runs.run import COMPARISON, Run
 
 if TYPE_CHECKING:
@@ -62,6 +65,7 @@ def run_comparison(
     """
     out = Path(out)
     planned = plan(variants, seeds, out, distance)
+    _prepare_data(planned)
     slots = make_slots(len(planned), jobs, visible_gpus(), usable_cores())
     with Live(planned, quiet=quiet) as display:
         endings, signal = run_jobs(planned, slots, out / "logs", display)
@@ -76,6 +80,16 @@ def run_comparison(
     )
     comparison.save(out / COMPARISON)
     return Result(comparison, endings, signal, out)
+
+
+def _prepare_data(jobs: Sequence[Job]) -> None:
+    """Prepare images, latents and captions once, before the runs that share them; wrong data fails here."""
+    from scalelong.training.examples import Examples
+
+    for config in {job.config.data: job.config for job in jobs if not is_finished(job)}.values():
+        Examples(config, config.data.split)
+        with suppress(DataError):  # no validation split
+            Examples(config, config.data.validation)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

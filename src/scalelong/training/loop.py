@@ -190,9 +190,11 @@ def _notices(trainer: Trainer) -> list[str]:
     if scaler is not None and scaler.sites:
         found = scaler.spec.notices(len(scaler.sites))
         notices += [f"note: {notice}" for notice in found if notice.level == "info"]
+    if skipped := trainer.examples.images.manifest["skipped"]:
+        notices.append(f"note: {len(skipped)} bad files are left out; the first: {' '.join(skipped[0])}")
     if (count := len(trainer.examples)) < FEW:
         images = "1 image" if count == 1 else f"{count} images"
-        notices.append(f"note: the training data has {images}; the network will reproduce them, not make new ones")
+        notices.append(f"note: the training data has {images}; samples will be copies, not new images")
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and trainer.accelerator.num_processes == 1:
         notices.append(
             "note: accelerate launch --cpu started one process; for N processes on CPUs use "

@@ -81,9 +81,13 @@ def pick(seen: Seen, data: DataConfig, base: Config, given: Collection[str] = ()
     """
     facts, settings, notes = seen.facts, dict(seen.settings), list(seen.notes)
     if (size := _size(seen, data)) is None:
-        settings["data.image_size"] = size = min(LARGEST, max(SMALLEST, facts.side // 4 * 4))
-        rule = f"a multiple of 4 from {SMALLEST} to {LARGEST}, which a CPU can train"
-        notes.append(f"image size {size}: the shorter sides have a median of {facts.side} ({rule})")
+        if facts.one_size and facts.side % 2 == 0 and SMALLEST <= facts.side <= LARGEST:
+            size, why = facts.side, "that of all images"
+        else:
+            size = min(LARGEST, max(SMALLEST, facts.side // 4 * 4))
+            why = f"the shorter sides have a median of {facts.side}, and a CPU can train {SMALLEST} to {LARGEST}"
+        settings["data.image_size"] = size
+        notes.append(f"image size {size}: {why}")
     condition, remark = _condition(facts)
     if not {"data.classes", "data.text"} & set(given):
         settings |= condition
