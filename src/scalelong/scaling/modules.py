@@ -24,6 +24,10 @@ class SkipScaling(nn.Module):
         self.spec, self.reached = spec, set()
         self.register_forward_pre_hook(_record_reached)
 
+    def __call__(self, *args: Any) -> Any:
+        """Return κ_i; called with one argument, return it: an `nn.Sequential` that is scaled calls all its children."""
+        return args[0] if len(args) == 1 else super().__call__(*args)
+
     def scale(self, skip: Tensor, i: int) -> Tensor:
         """Return κ_i·skip, never in place; κ_i = 1 returns the skip itself."""
         kappa = self(skip, i)

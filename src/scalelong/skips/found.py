@@ -91,17 +91,14 @@ def _found(net: nn.Module, graph: Provenance) -> FoundSkips:
     if graph.trace.scaled and declared_sites(net) is None:
         return FoundSkips(name, _scaled_in_forward(name, graph, [*chosen, *others]))
     left_out = [(f"{c.node.call.path} ({c.node.join})", c.reason) for c in others]
-    twice = [c for c in chosen if sum(other.fork == c.fork for other in chosen) > 1]
-    if chosen and not twice and all(a.nests(b) for a in chosen for b in chosen if a is not b):
+    if chosen and all(a.nests(b) for a in chosen for b in chosen if a is not b):
         return FoundSkips(name, [site_of(graph, c, chosen) for c in reversed(chosen)], left_out)
     shown = chosen or [c for c in others if not c.residual] or others
     seen = f"ran {name} once and found {sum(bool(node.join) for node in graph.nodes)} joins"
     if not shown:
         hint = "it has no long skips, or they are not concatenated or added"
         raise UnsupportedNetworkError(f"{seen}, none of a tensor with what was computed from it: {hint}")
-    if twice:
-        problem = "but it joins the same tensor several times"
-    elif chosen:
+    if chosen:
         problem = "but they do not nest: the skip that is made last must be joined first"
     else:
         problem = "but it is not clear which are long skips: " + others[0].reason

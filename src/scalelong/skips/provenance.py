@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from scalelong.skips.sites import ROOT
 from scalelong.skips.trace import Call, Node, Trace
 
+MOVES = ("permute", "transpose", "movedim", "swapaxes", "t", "T")
 GATES = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply", "div", "__truediv__", "where", "masked_fill")
 
 
@@ -40,7 +41,7 @@ class Candidate:
         return self.first < self.node.call.start
 
     def around(self, other: Candidate) -> bool:
-        return self.fork < other.fork and other.node.index < self.node.index
+        return self.fork <= other.fork and other.node.index < self.node.index
 
     def nests(self, other: Candidate) -> bool:
         if self.node is other.node:
@@ -55,14 +56,18 @@ class Provenance:
         self.trace, self.nodes = trace, trace.nodes
         self.root = trace.calls[0]
         self.ancestors: list[int] = []  # of each node, itself included, as a bit set
+        self.layer: list[bool] = []  # reads parameters, or what was computed from them alone
         self.raw: list[bool] = []  # computed from the network's inputs without parameters
-        self.channels: list[int] = []
+        self.channels: list[tuple[int | None, int]] = []  # their axis and number
+        inputs = sum(1 << node.index for node in self.nodes if node.op == "input")
         for node in self.nodes:
             bits = 1 << node.index
             for i in node.inputs:
                 bits |= self.ancestors[i]
             self.ancestors.append(bits)
-            self.raw.append(not node.weighted and all(self.raw[i] for i in node.inputs))
+            state = [i for i in node.inputs if not self.ancestors[i] & inputs and self.layer[i]]
+            self.layer.append(node.weighted or bool(state))
+            self.raw.append(not self.layer[-1] and all(self.raw[i] for i in node.inputs))
             self.channels.append(self._channels(node))
         self.cut: set[tuple[int, int]] = set()  # edges (operand, join) of long skips
         self.used = Counter(i for node in self.nodes for i in node.inputs)
@@ -70,51 +75,37 @@ class Provenance:
     # ------------------------------------------------------------------------------------------ resolution
 
     def axis(self, index: int) -> int:
-        """Return the axis of the channels of a tensor: that of the layer it comes from."""
-        node = self.nodes[index]
-        shape, width = node.shape, self.channels[index]
-        likely = [1, len(shape) - 1] if self._layout(node) == 1 else [len(shape) - 1, 1]
-        axis = next((a for a in likely if 0 <= a < len(shape) and shape[a] == width), likely[0])
-        return axis if axis == 1 and len(shape) > 2 else axis - len(shape)
+        """Return the axis of a tensor's channels: that of the layer it comes from. Negative unless it is 1."""
+        node, (axis, _) = self.nodes[index], self.channels[index]
+        if axis is None:
+            axis = 1 if len(node.shape) > 3 else len(node.shape) - 1
+        return axis if axis == 1 and len(node.shape) > 2 else axis - len(node.shape)
 
-    def _layout(self, node: Node) -> int:
-        """Return 1 if the nearest layer upstream has its channels at axis 1, else -1."""
-        while True:
-            if _first_axis(node.op):
-                return 1
-            if node.op in ("linear", "layer_norm", "rms_norm", "scaled_dot_product_attention", "embedding"):
-                return -1
-            same = [i for i in node.inputs if len(self.nodes[i].shape) == len(node.shape)]
-            if not same or (moved := node.op in ("permute", "transpose", "movedim", "rearrange")):
-                return 1 if len(node.shape) > 3 or (same and moved and self._layout(self.nodes[same[0]]) == -1) else -1
-            node = self.nodes[same[0]]
-
-    def _channels(self, node: Node) -> int:
-        """Return the number of channels: known after layers, kept by what changes only shape or resolution."""
-        shape = node.shape
-        if not shape:
-            return 1
-        if _first_axis(node.op) and len(shape) > 1:
-            return shape[1]
-        if node.op in ("linear", "layer_norm", "rms_norm", "embedding"):
-            return shape[-1]
-        inputs = [i for i in node.operands if i is not None]
-        if node.axis is not None and inputs:
-            axis, first = node.axis % len(shape), self.nodes[inputs[0]]
-            if first.shape[axis] == self.channels[inputs[0]]:
-                return shape[axis]
-        known = [self.channels[i] for i in node.inputs if self.nodes[i].shape]
-        for width in known:
-            if width in shape and width > 1:
-                return width
-        full = [i for i in node.inputs if _size(self.nodes[i]) == _size(node)]
-        if full:  # reshaped, such as into heads
-            return self.channels[full[0]]
-        return shape[1] if len(shape) > 3 else shape[-1]
+    def _channels(self, node: Node) -> tuple[int | None, int]:
+        """Return axis and number of the channels: known after layers, kept by what changes shape or resolution."""
+        shape, last = node.shape, len(node.shape) - 1
+        if _first_axis(node.op) and last > 0:
+            return 1, shape[1]
+        if not shape or node.op in ("linear", "layer_norm", "rms_norm", "embedding"):
+            return last, shape[-1] if shape else 1
+        known = sorted((i for i in node.inputs if self.nodes[i].shape), key=lambda i: -_size(self.nodes[i]))
+        for i in known:
+            axis, width = self.channels[i]
+            same = len(self.nodes[i].shape) == len(shape)
+            if same and axis is not None and node.op not in MOVES:
+                return axis, shape[axis]
+            axes = [a for a in range(len(shape)) if shape[a] == width and (not same or a != axis)]
+            if axes and width > 1:
+                at_end = axis is None or axis == len(self.nodes[i].shape) - 1
+                return axes[-1] if at_end != same or len(axes) == 1 else axes[0], width
+            if _size(self.nodes[i]) == _size(node):  # such as into heads
+                return None, width
+        axis = 1 if last > 2 else last
+        return axis, shape[axis]
 
     def positions(self, index: int) -> float:
         """Return the resolution of a tensor: its elements per channel."""
-        return _size(self.nodes[index]) / max(1, self.channels[index])
+        return _size(self.nodes[index]) / max(1, self.channels[index][1])
 
     # ------------------------------------------------------------------------------------------ candidates
 
@@ -151,10 +142,12 @@ class Provenance:
                 if i == backbone:
                     continue
                 fork = self.fork(i, backbone)
-                if fork < 0 or self.raw[fork]:
+                if fork < 0 or self.raw[i] or not self.ancestors[fork] >> (self.trace.main or 0) & 1:
+                    continue  # from an input, or from a condition
+                if self.raw[fork] and not any(self.layer[n] for n in self.between(fork, i)):
                     continue
                 way = self.between(fork, backbone)
-                if not any(self.nodes[n].weighted for n in way):
+                if not any(self.layer[n] for n in way):
                     continue
                 level = next(c for c in node.call.stack if c.start <= fork < node.index and self._made_in(fork, c))
                 found.append(Candidate(node, k, i, backbone, fork, way[0], level))
@@ -190,10 +183,14 @@ class Provenance:
     def select(self) -> tuple[list[Candidate], list[Candidate]]:
         """Return the long skips, innermost first, and the other candidates with the reason that leaves them out."""
         every = self.candidates()
-        gates = [c for c in every if any(self._gates(c, other) for other in every)]
+        others = [c for c in every if any(self._gates(c, other) for other in every)]
+        for line in {c.node.line for c in every if c.residual}:  # residual blocks: some follow one another
+            alike = [c for c in every if c.node.line == line and c.residual]
+            if not all(a is b or a.nests(b) for a in alike for b in alike):
+                others += alike
         strong: list[Candidate] = []
         for candidate in every:
-            if candidate not in gates and self.narrows(candidate):
+            if candidate not in others and self.narrows(candidate):
                 strong.append(candidate)
                 self.cut.add((candidate.skip, candidate.node.index))
         chosen = self._main_group(strong)
@@ -214,9 +211,14 @@ class Provenance:
 
     def _main_group(self, strong: list[Candidate]) -> list[Candidate]:
         """Return the U-Net that is the network, not one inside a block: the outermost level with two skips or more."""
-        groups = defaultdict(list)
+        groups: dict[object, list[Candidate]] = defaultdict(list)
         for candidate in strong:
             groups[self._group(candidate)].append(candidate)
+        for line in {c.node.line for c in strong}:  # a recursive U-Net has its levels one inside the other
+            alike = [c for c in strong if c.node.line == line]
+            if all(a is b or a.nests(b) for a in alike for b in alike):
+                merged = [c for key in {self._group(c) for c in alike} for c in groups[key]]
+                groups.update({self._group(c): merged for c in alike})
         several = [group for group in groups.values() if len(group) > 1] or list(groups.values())
         return min(several, key=lambda group: min(_depth(c.level) for c in group), default=[])
 
@@ -270,7 +272,8 @@ class Provenance:
     # ------------------------------------------------------------------------------------------- where from
 
     def source(self, candidate: Candidate) -> str | None:
-        return self.made_by(candidate.fork, candidate.node.call)
+        user = candidate.node.call
+        return self.made_by(candidate.fork, user) or self.made_by(candidate.skip, user)
 
     def made_by(self, index: int, user: Call | None = None) -> str | None:
         """Return the module that made a tensor: the outermost one that returned it and that `user` is not part of."""

@@ -84,6 +84,7 @@ class Trace(TorchFunctionMode):
         self.scaled: dict[int, int] = {}  # the nodes that `scale_skip` was called with, by i
         self._paths = {id(module): path for path, module in reversed(list(net.named_modules()))}
         self._node_of = WeakTensorKeyDictionary()
+        self.main: int | None = None  # the input that is shaped like the output, such as the image
         self._stack: list[Call] = []
         self._handles: list[Any] = []
 
@@ -134,7 +135,8 @@ class Trace(TorchFunctionMode):
         given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         if parent is None:
             for tensor in (t for _, value in given for t in tensors(value)):
-                self._add(tensor, "input", (), False)
+                if self.node(tensor) is None:
+                    self._add(tensor, "input", (), False)
         for argument, value in given:
             keyed: list[tuple[Any, Any]] = [(None, value)]
             if isinstance(value, (list, tuple)):
@@ -159,6 +161,12 @@ class Trace(TorchFunctionMode):
         if len(found) == 1:
             call.output = self.node(found[0])
         call.end = len(self.nodes)
+        if call.parent is None and found:
+            shape = found[0].shape
+            given = [node for node in self.nodes if node.op == "input" and len(node.shape) > 1]
+            alike = [node for node in given if len(node.shape) == len(shape) and node.shape[2:] == shape[2:]]
+            alike += [node for node in given if len(node.shape) == len(shape)] + given
+            self.main = alike[0].index if alike else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
