@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, DPMSolverSinglestepScheduler
 
-from scalelong.diffusion import get_process, get_sampler
+from scalelong.diffusion import clip_denoised, get_process, get_sampler
 from scalelong.diffusion.samplers import singlestep_orders
 
 NAMED = {  # diffusers' own schedule names, so that the betas are theirs
@@ -31,14 +31,15 @@ def network(process):
     return eps
 
 
-def ours(sampler, name, steps, noise=None):
+def ours(sampler, name, steps, noise=None, make=network, clip=False):
     process = get_process(name)
-    net, grid = network(process), process.t_max / 1000  # diffusers' step k is time (k + 1)·grid
-    return get_sampler(sampler)(lambda x, t: net(x, t / grid - 1), X_T, process, steps, noise)
+    net, grid = make(process), process.t_max / 1000  # diffusers' step k is time (k + 1)·grid
+    eps_fn = lambda x, t: net(x, t / grid - 1)
+    return get_sampler(sampler)(clip_denoised(eps_fn, process) if clip else eps_fn, X_T, process, steps, noise)
 
 
-def theirs(scheduler, name, steps, **arguments):
-    net = network(get_process(name))
+def theirs(scheduler, name, steps, make=network, **arguments):
+    net = make(get_process(name))
     scheduler.set_timesteps(steps)
     x = X_T
     for step in scheduler.timesteps:
@@ -61,6 +62,34 @@ def test_ddpm_equals_DDPMScheduler_given_the_same_noise(name, steps):
     replay = torch.Generator().manual_seed(7)
     x = ours("ddpm", name, steps, lambda k: torch.randn(X_T.shape, generator=replay))
     torch.testing.assert_close(x, expected, rtol=2e-4, atol=2e-4)
+
+
+def loud(process):
+    """Predicts images far outside [−1, 1], so that clipping matters at every step."""
+    inner = network(process)
+    return lambda x, step: 0.3 * inner(x, step)
+
+
+@discrete
+@pytest.mark.parametrize("steps", [1, 10, 50, 1000])
+def test_clipped_ddpm_equals_DDPMScheduler_with_clip_sample(name, steps):
+    scheduler = DDPMScheduler(**NAMED[name], clip_sample=True, timestep_spacing="trailing")
+    expected = theirs(scheduler, name, steps, loud, generator=torch.Generator().manual_seed(7))
+    replay = torch.Generator().manual_seed(7)
+    x = ours("ddpm", name, steps, lambda k: torch.randn(X_T.shape, generator=replay), loud, clip=True)
+    torch.testing.assert_close(x, expected, rtol=2e-4, atol=2e-4)
+    replay = torch.Generator().manual_seed(7)
+    unclipped = ours("ddpm", name, steps, lambda k: torch.randn(X_T.shape, generator=replay), loud)
+    assert (unclipped - expected).abs().max() > 0.5
+
+
+@discrete
+@pytest.mark.parametrize("steps", [1, 10, 50])
+def test_clipped_ddim_equals_DDIMScheduler_with_clip_sample(name, steps):
+    scheduler = DDIMScheduler(**NAMED[name], clip_sample=True, timestep_spacing="trailing")
+    expected = theirs(scheduler, name, steps, loud, use_clipped_model_output=True)
+    torch.testing.assert_close(ours("ddim", name, steps, make=loud, clip=True), expected, rtol=1e-4, atol=1e-4)
+    assert (ours("ddim", name, steps, make=loud) - expected).abs().max() > 0.5
 
 
 @discrete

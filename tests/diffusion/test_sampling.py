@@ -14,7 +14,7 @@ from torch import nn
 
 from scalelong import counter
 from scalelong.counter import Stream
-from scalelong.diffusion import SAMPLERS, get_process, get_sampler, guided, sample, to_uint8
+from scalelong.diffusion import SAMPLERS, RangeCheck, get_process, get_sampler, guided, sample, to_uint8
 from scalelong.errors import InvalidValueError, ScaleLongError
 
 SHAPE = (3, 5, 5)
@@ -161,11 +161,28 @@ def test_clip_clamps_images():
     assert images(loud, clip=False).abs().max() > 1.0
 
 
-@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpm-solver++"])
-def test_clip_denoised_ends_in_range(sampler):
-    # These samplers return the predicted image itself.
-    x = images(lambda x, t: 0.1 * x, sampler=sampler, steps=10, clip=False, clip_denoised=True)
-    assert x.abs().max() <= 1.0 + 1e-6
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_clip_denoised_keeps_every_sampler_in_range_with_guidance_too(sampler):
+    settings = {"sampler": sampler, "steps": 20, "clip": False, "y": 2, "guidance": 5.0, "null_y": 0}
+    loud = lambda x, t, y: 0.1 * x - 0.05 * y.view(-1, 1, 1, 1)
+    free, clipped = RangeCheck(), RangeCheck()
+    images(loud, **settings, check=free)
+    x = images(loud, **settings, clip_denoised=True, check=clipped)
+    assert free.share == 1.0
+    assert free.largest > 3
+    # DDPM, DDIM and DPM-Solver++ return the predicted image; the others end at a small noise level
+    assert x.abs().max() <= 1.0 + (1e-6 if sampler in ("ddpm", "ddim", "dpm-solver++") else 0.1)
+    assert (clipped.far, clipped.share, str(clipped)) == (0, 0.0, "")
+    assert clipped.largest == pytest.approx(x.abs().max().item())
+
+
+def test_the_range_check_counts_samples_before_the_final_clamp():
+    check = RangeCheck()
+    for batch in (torch.tensor([[0.5, -1.4], [0.0, 1.6]]), torch.tensor([[-7.5, 0.0]])):
+        check(batch)
+    assert (check.n, check.far, check.largest, check.share) == (3, 2, 7.5, 2 / 3)
+    assert "2 of 3" in str(check)
+    assert "7.5" in str(check)
 
 
 def test_one_condition_broadcasts_to_all_images():

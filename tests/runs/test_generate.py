@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,9 @@ from PIL import Image
 
 from scalelong import LearnableScaling, load_run
 from scalelong.cli import main
+from scalelong.diffusion import RangeCheck
 from scalelong.errors import InvalidValueError, UnknownNameError
+from scalelong.runs.config import override
 from scalelong.runs.generate import Request, generate, grid_columns, label_of
 from scalelong.training.loop import train
 from tiny_runs import tiny_config
@@ -178,3 +182,43 @@ def test_samples_follow_their_condition(tmp_path, name, settings):
     assert chance["interval"][0] < 1.3 / found["classes"], (
         found
     )  # the probe is not fooled by samples that were not asked
+
+
+# ------------------------------------------------------------------------------------- clipped predictions
+
+
+def test_the_setting_decides_about_clipping_and_a_request_overrides_it():
+    on, off = (tiny_config("digits-class", sample__clip_denoised=value) for value in (True, False))
+    pixels = override(off, {"sample.clip_denoised": None})
+    assert [Request().clips(config) for config in (on, off, pixels)] == [True, False, True]
+    assert Request(clip_denoised=False).clips(on) is False
+    latents = override(pixels, {"data.vae": "vae"})
+    assert Request().clips(latents) is False
+    with pytest.raises(InvalidValueError, match="latents"):
+        Request(clip_denoised=True).clips(latents)
+    with pytest.raises(InvalidValueError, match=r"sample\.clip_denoised"):
+        override(latents, {"sample.clip_denoised": True})
+
+
+def test_clipping_changes_samples_and_is_on_the_card(by_class, tmp_path):
+    run = load_run(by_class)
+    free = Request(n=72, steps=8, sampler="ddim", clip_denoised=False, batch_size=72)
+    check = RangeCheck()
+    images = np.concatenate(list(run.generate(free, check=check)))
+    assert check.n == 72
+    clipped = replace(free, clip_denoised=True)
+    assert not np.array_equal(images, np.concatenate(list(run.generate(clipped))))
+    for request in (free, clipped):
+        generation = run.evaluate(request, "digits:train:80", "pixels").card.generation
+        assert generation.clip_denoised is request.clip_denoised
+        assert generation.far_share == (0.0 if request.clip_denoised else check.share)
+    assert run.pipeline().config.clip_denoised == Request().clips(run.config)
+
+
+def test_a_run_from_before_the_setting_samples_without_clipping(by_class, tmp_path):
+    folder = tmp_path / "old"
+    shutil.copytree(by_class, folder)
+    record = json.loads((folder / "config.json").read_text())
+    del record["config"]["sample"]["clip_denoised"]
+    (folder / "config.json").write_text(json.dumps(record))
+    assert load_run(folder).config.sample.clip_denoised is False

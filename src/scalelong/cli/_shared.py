@@ -90,6 +90,10 @@ SamplerSteps = Annotated[int | None, Option(help="Network evaluations per image.
 Guidance = Annotated[
     float | None, Option(help="Classifier-free guidance; 1 turns it off, and the paper's scale s is s + 1 here.")
 ]
+Clip = Annotated[
+    bool | None,
+    Option("--clip/--no-clip", help="Clamp the predicted image to the data's range at every step. Default: the run's."),
+]
 
 
 class _Flags:
@@ -217,6 +221,7 @@ def sampling_request(
     )
     get_sampler(request.sampler).check(get_process(config.diffusion.process), request.steps)
     autocast_type(precision)
+    request.clips(config)
     return request
 
 

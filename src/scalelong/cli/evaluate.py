@@ -43,13 +43,14 @@ def evaluate(
     sampler: shared.Sampler = None,
     steps: shared.SamplerSteps = None,
     guidance: shared.Guidance = None,
+    clip: shared.Clip = None,
     seed: Annotated[int, Option(help="Seed of the samples: image k depends on (seed, k).")] = 0,
     batch_size: shared.BatchSize = 50,
     precision: shared.Precision = "fp32",
     device: shared.Device = None,
     compare: Annotated[bool, Option("--compare", help="Rank evaluations whose cards agree.")] = False,
     vary: Annotated[
-        str | None, Option(help="With --compare: card fields that may differ: sampler, evaluations, guidance or ema.")
+        str | None, Option(help="With --compare: card fields that may differ, such as sampler or evaluations.")
     ] = None,
     out: Annotated[Path | None, Option(help="Also write the evaluation to this file.")] = None,
     json: shared.Json = False,
@@ -83,8 +84,8 @@ def evaluate(
         raise InvalidValueError("expected one run folder, or --images with --reference, or several runs with --compare")
     if images is not None and reference is None:
         raise InvalidValueError("--images needs --reference: a folder, a dataset such as cifar10:train, or a file")
-    if images is not None and (sampler or steps is not None or guidance is not None):
-        raise InvalidValueError("--sampler, --steps and --guidance apply to a run, not to --images")
+    if images is not None and (sampler or steps is not None or guidance is not None or clip is not None):
+        raise InvalidValueError("--sampler, --steps, --guidance and --clip apply to a run, not to --images")
     shared.check_counts(n=n, batch_size=batch_size)
     if out is not None:
         check_target(out)
@@ -99,6 +100,7 @@ def evaluate(
     source: Any = images if images is None or dataset_name(images) else FolderImages(images)
     n = 10_000 if n is None and images is None else n
     options: dict[str, Any] = {"sampler": sampler, "steps": steps, "guidance": guidance, "precision": precision}
+    options["clip_denoised"] = clip
     request = None
     if config is not None:
         assert n is not None
@@ -154,6 +156,8 @@ def _print(evaluation: Evaluation) -> None:
         "sampler": generation.sampler,
         "evaluations per sample": generation.evaluations,
         "guidance": generation.guidance,
+        "clipped predictions": {True: "yes", False: "no"}.get(generation.clip_denoised),  # type: ignore[call-overload]
+        "out of range": None if generation.far_share is None else f"{generation.far_share:.1%} before the final clamp",
         "EMA": generation.ema,
         "seeds": None if generation.sample_seed is None else seeds,
         "effective batch": generation.effective_batch,

@@ -123,6 +123,7 @@ def sample(
     sampler: shared.Sampler = None,
     steps: shared.SamplerSteps = None,
     guidance: shared.Guidance = None,
+    clip: shared.Clip = None,
     classes: Annotated[
         list[str] | None,
         Option("--class", metavar="CLASS", help="A class by number or name; repeatable. Default: all in turn."),
@@ -162,6 +163,7 @@ def sample(
     import numpy as np
 
     from scalelong.data.images import save_grid
+    from scalelong.diffusion import RangeCheck
     from scalelong.diffusion.samplers import get_sampler
     from scalelong.progress import Tracker
     from scalelong.runs.generate import best_device, captions_of, grid_columns
@@ -169,27 +171,31 @@ def sample(
 
     request = shared.sampling_request(
         config, sampler=sampler, steps=steps, guidance=guidance, precision=precision, n=n, seed=seed,
-        first=first, batch_size=batch_size, classes=classes or None, prompts=prompts or None,
+        first=first, batch_size=batch_size, clip_denoised=clip, classes=classes or None, prompts=prompts or None,
     )  # fmt: skip
     evaluations = get_sampler(request.sampler).evaluations(request.steps)
     trained = load_run(run)
     settings = {
         "run": trained.name, "step": trained.step, "sampler": request.sampler, "steps": evaluations,
         "guidance": request.guidance, "seed": seed, "precision": precision, "classes": classes or None,
-        "prompts": prompts or None,
+        "prompts": prompts or None, "clip_denoised": request.clips(config),
     }  # fmt: skip
     if target is None:
         name = f"sample-step{trained.step}-{request.sampler}-{evaluations}-seed{seed}.png"
         target = Target(trained.samples_path / name, folder=False)
     old = target.check_empty(first, n, settings, overwrite) if target.folder else []
     net = trained.net.to(best_device(device))
-    batches = trained.generate(request, net)
+    check = RangeCheck()
+    batches = trained.generate(request, net, check)
     started = time.monotonic()
     with Tracker("sampling", -(-n // batch_size) * evaluations) as tracker:
         hook = net.register_forward_hook(lambda *_: tracker.advance())
         images = np.concatenate(list(batches))
         hook.remove()
     seconds = time.monotonic() - started
+    if check.far:
+        remedy = "" if request.clips(config) else "; --clip clamps the prediction at every step"
+        typer.echo(f"note: {check}{remedy}", err=True)
     if target.folder:
         for path in old:
             path.unlink()
@@ -198,7 +204,8 @@ def sample(
         captions = captions_of(trained.config, trained.facts, request)
         save_grid(images, target.path, grid_columns(trained.facts, request), captions)
     if json:
-        shared.echo_json({"path": str(target.path), "n": n, "first": first, **settings, "seconds": round(seconds, 3)})
+        measured = {"seconds": round(seconds, 3), "far_share": check.share if check.n else None}
+        shared.echo_json({"path": str(target.path), "n": n, "first": first, **settings, **measured})
     else:
         speed = f"{seconds:.1f} s, {n / seconds:.3g} images/s"
         typer.echo(f"{target.path}: {n} images, {request.sampler}, {evaluations} steps, {speed}")

@@ -1,6 +1,7 @@
 """Generate images with a network: one generator of batches for commands, sample grids and metrics."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +14,34 @@ from scalelong.diffusion.network import clip_denoised as clip_prediction
 from scalelong.diffusion.samplers import EpsFn, Sampler, get_sampler
 from scalelong.errors import ScaleLongError, invalid
 from scalelong.process import Process, get_process
+
+FAR = 1.5
+
+
+@dataclass
+class RangeCheck:
+    """Counts samples that leave the data's range [−1, 1] before the final clamp hides it: pass it as `check`."""
+
+    n: int = 0
+    far: int = 0  # samples with a value beyond ±FAR
+    largest: float = 0.0
+
+    def __call__(self, x: Tensor) -> None:
+        largest = x.abs().flatten(1).amax(1)  # (B,)
+        self.n, self.far = self.n + len(x), self.far + int((largest > FAR).sum())
+        self.largest = max(self.largest, largest.max().item())
+
+    @property
+    def share(self) -> float:
+        return self.far / max(1, self.n)
+
+    def __str__(self) -> str:
+        """Return a remark for the user, empty if all samples were near the range."""
+        if not self.far:
+            return ""
+        return (
+            f"{self.far} of {self.n} samples reached |x| > {FAR:g} before the final clamp (largest {self.largest:.3g})"
+        )
 
 
 def sample(
@@ -35,6 +64,7 @@ def sample(
     autocast: torch.dtype | None = None,
     clip: bool = True,
     clip_denoised: bool = False,
+    check: Callable[[Tensor], None] | None = None,
 ) -> Iterator[Tensor]:
     """Yield images first … first + n − 1 in batches: float32 (B, *shape) on `device`.
 
@@ -48,7 +78,8 @@ def sample(
         device: defaults to the network's device.
         autocast: dtype of the network's mixed precision; x stays float32.
         clip: clamp the final images to [−1, 1]; pass False for latents.
-        clip_denoised: clamp the predicted x_0 at every step.
+        clip_denoised: clamp the predicted x_0 to [−1, 1] at every step.
+        check: called with every batch before `clip`, for example a `RangeCheck`.
     """
     process, sampler = get_process(process), get_sampler(sampler)
     steps = sampler.check(process, steps)
@@ -75,6 +106,8 @@ def sample(
                 f"images {first + start} … {first + start + count - 1} contain NaN or infinity"
                 f" (sampler {sampler.name!r}, {steps} steps); check the network's weights, or sample in fp32"
             )
+        if check is not None:
+            check(x)
         return x.clamp(-1.0, 1.0) if clip else x
 
     prediction(0, min(n, 1))  # validate the conditions now, not at the first batch

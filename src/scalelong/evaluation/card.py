@@ -25,6 +25,8 @@ class Generation:
     effective_batch: int | None = None  # samples per optimisation step
     step: int | None = None  # of the checkpoint
     run: str | None = None
+    clip_denoised: bool | None = None  # whether the predicted image was clamped at every step
+    far_share: float | None = None  # of the samples that left the data's range before the final clamp
 
 
 @dataclass(frozen=True)

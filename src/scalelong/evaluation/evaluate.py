@@ -32,7 +32,7 @@ MEASURE = {
     "image size": "image", "extractor": "extractor", "weights": "weights", "resize": "resize",
 }  # fmt: skip
 # These too, unless the comparison is about them.
-GENERATION = {name: f"generation.{name}" for name in ("sampler", "evaluations", "guidance", "ema")}
+GENERATION = {name: f"generation.{name}" for name in ("sampler", "evaluations", "guidance", "ema", "clip_denoised")}
 # These are reported and left to the reader.
 REPORTED = {
     "step": "generation.step", "effective batch": "generation.effective_batch", "versions": "versions",

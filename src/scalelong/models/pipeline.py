@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from scalelong._modules import aligned
-from scalelong.diffusion.network import Denoiser, guided
+from scalelong.diffusion.network import Denoiser, clip_denoised, guided
 from scalelong.diffusion.sampling import to_uint8
 from scalelong.errors import InvalidValueError, invalid, require, unknown
 from scalelong.models.pipeline_folder import INDEX, component, own_modules, scheduler_settings, write_code
@@ -66,6 +66,7 @@ class ScaleLongPipeline(DiffusionPipeline):
         guidance_scale: The default of the call's argument.
         text_encoder: Encodes prompts: `text_encoder.encode(prompts)` returns tokens (B, L, D).
         vae: The autoencoder of a network of latents, and `latent_scale`, the factor on its latents.
+        clip_denoised: Clamp the predicted image to [-1, 1] at every step. For pixels, not for latents.
     """
 
     _optional_components = ["text_encoder", "vae"]  # noqa: RUF012  (diffusers reads a list)
@@ -82,10 +83,12 @@ class ScaleLongPipeline(DiffusionPipeline):
         latent_scale: Optional[float] = None,  # noqa: UP045
         text_encoder: Optional[nn.Module] = None,  # noqa: UP045
         vae: Optional[nn.Module] = None,  # noqa: UP045
+        clip_denoised: bool = False,
     ) -> None:
         super().__init__()
         self.register_modules(unet=unet, scheduler=scheduler, text_encoder=text_encoder, vae=vae)
         settings = {"process": process, "null_label": null_label, "class_names": class_names}
+        settings["clip_denoised"] = clip_denoised
         self.register_to_config(**settings, guidance_scale=guidance_scale, latent_scale=latent_scale)
 
     @classmethod
@@ -151,6 +154,8 @@ class ScaleLongPipeline(DiffusionPipeline):
             self._denoise, process, guidance, y=y, context=context, null_y=self.config.null_label,
             null_context=None if null_context is None else _rows("negative_prompt", null_context.to(device), n),
         )  # fmt: skip
+        if self.config.clip_denoised:
+            eps_fn = clip_denoised(eps_fn, process)
         x = self._noise(n, generator, device) if latents is None else latents.to(device).expand(n, -1, -1, -1)
         with warnings.catch_warnings():  # diffusers calls np.array on a tensor, which NumPy 2 deprecates
             warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)

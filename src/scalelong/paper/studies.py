@@ -35,7 +35,7 @@ CAMPAIGN = Study(
     "campaign", "fashion-tiny", (NONE, UNIFORM, CS, REVERSE, LS), steps=2500, label="Fashion-MNIST, batch 16",
     settings=(
         "model.patch_size=7", "model.embed_dim=64", "model.init_std=0.0566",  # 0.02·√(512/64)
-        *_RECIPE, *_HARSH, *_NO_SAMPLES,
+        *_RECIPE, *_HARSH, *_NO_SAMPLES, "sample.clip_denoised=false",
         "validate.every=250", "monitor.every=10", "monitor.samples=8",
         "checkpoint.every=500", "checkpoint.keep=5",  # figure 11 reads all of them
     ),

@@ -131,6 +131,7 @@ class SampleConfig:
     sampler: str = "dpm-solver-fast"  # name of a sampler
     steps: int | None = None  # network evaluations per image; none: the sampler's own
     guidance: float = 1.0  # classifier-free guidance; 1: off
+    clip_denoised: bool | None = None  # clamp the predicted image at every step; none: for pixels, not for latents
 
 
 @dataclass(frozen=True)
@@ -385,6 +386,8 @@ def _check(config: Config) -> None:
             raise unknown(key, values[key], options)
     if config.data.channels not in (None, 1, 3):
         raise invalid("data.channels", "1 (grey) or 3 (RGB)", config.data.channels)
+    if config.data.vae and config.sample.clip_denoised:
+        raise invalid("sample.clip_denoised", "false for latents (data.vae), which have no fixed range", True)
     get_model(config.model.kind)
     try:
         json.dumps(config.model.options)

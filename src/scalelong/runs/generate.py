@@ -1,7 +1,7 @@
 """Images from a trained network with the conditions of its run. Commands, metrics and training all sample here."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,10 +29,27 @@ class Request:
     classes: Sequence[int | str] | None = None  # repeated over the images; None uses every class in turn
     prompts: Sequence[str] | None = None  # repeated; None uses captions of held-out images, or else of training images
     precision: str = "fp32"
+    clip_denoised: bool | None = None  # clamp the predicted image at every step; None: the run's setting
+
+    def clips(self, config: Config) -> bool:
+        """Whether the predicted image is clamped for a run of this config."""
+        wanted = config.sample.clip_denoised if self.clip_denoised is None else self.clip_denoised
+        if wanted and config.data.vae:
+            raise invalid("clip_denoised", "false for latents, which have no fixed range", wanted)
+        return config.data.vae is None if wanted is None else wanted
 
 
-def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield batches of images first … first + n − 1 as uint8 (B, H, W, C). Checks the request immediately."""
+def generate(
+    net: nn.Module,
+    config: Config,
+    facts: Facts,
+    request: Request,
+    check: Callable[[Tensor], None] | None = None,
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield batches of images first … first + n − 1 as uint8 (B, H, W, C). Checks the request immediately.
+
+    `check` is called with every batch of a pixel-space network before its values are clamped: see `RangeCheck`.
+    """
     from scalelong.data import decode_latents
 
     y = _labels(facts, request)
@@ -55,6 +72,8 @@ def generate(net: nn.Module, config: Config, facts: Facts, request: Request) -> 
         null_context=null_context,
         autocast=autocast_type(request.precision),
         clip=vae is None,
+        clip_denoised=request.clips(config),
+        check=check if vae is None else None,
     )
     decoded = batches if vae is None else (decode_latents(batch, vae, scale) for batch in batches)
     return (to_uint8(batch).cpu().numpy() for batch in decoded)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -77,7 +77,11 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        return Config.from_dict(self._checked_record()["config"])
+        values = self._checked_record()["config"]
+        sampling = values.get("sample")
+        if isinstance(sampling, dict):
+            sampling.setdefault("clip_denoised", False)  # a run from before this setting samples as it did then
+        return Config.from_dict(values)
 
     @cached_property
     def facts(self) -> Facts:
@@ -199,11 +203,13 @@ class Run:
 
     # ------------------------------------------------------------------------------- using the network
 
-    def generate(self, request: Request, net: nn.Module | None = None) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yield batches of images, uint8 (B, H, W, C), of the EMA network or of `net`."""
+    def generate(
+        self, request: Request, net: nn.Module | None = None, check: Callable[[Any], None] | None = None
+    ) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield batches of images, uint8 (B, H, W, C), of the EMA network or of `net`. `check`: see `generate`."""
         from scalelong.runs.generate import generate
 
-        return generate(self.net if net is None else net, self.config, self.facts, request)
+        return generate(self.net if net is None else net, self.config, self.facts, request, check)
 
     def evaluate(
         self,
@@ -220,6 +226,7 @@ class Run:
         reference: see `as_reference`; None means the data the run was trained on.
         save_as: an origin of `EVALUATIONS` to store the result under, for example "evaluate".
         """
+        from scalelong.diffusion import RangeCheck
         from scalelong.diffusion.samplers import get_sampler
         from scalelong.evaluation.card import Generation
         from scalelong.evaluation.evaluate import as_reference, check_counts, evaluate_images, match_channels
@@ -246,9 +253,14 @@ class Run:
             effective_batch=config.train.batch_size,
             step=step,
             run=self.name,
+            clip_denoised=request.clips(config),
         )
-        images, title = self.generate(own, net), f"samples of {self.name}"
+        check = RangeCheck()
+        images, title = self.generate(own, net, check), f"samples of {self.name}"
         result = evaluate_images(images, target, features, n=request.n, name=title, generation=generation)
+        if check.n:
+            generation = replace(generation, far_share=check.share)
+            result = replace(result, card=replace(result.card, generation=generation))
         if save_as is not None and rank == 0:
             result.save(self.folder / EVALUATIONS[save_as].replace("*", f"{step:08d}"))
             self.__dict__.pop("evaluations", None)
@@ -271,9 +283,12 @@ class Run:
 
     def _pipeline_settings(self) -> dict[str, Any]:
         """Arguments of `ScaleLongPipeline`."""
+        from scalelong.runs.generate import Request
+
         data, names = self.config.data, self.facts.class_names
         scale = None if data.vae is None else data.latent_scale
         settings: dict[str, Any] = {"null_label": self.facts.null_y, "class_names": list(names) if names else None}
+        settings["clip_denoised"] = Request().clips(self.config)
         return {**settings, "guidance_scale": self.config.sample.guidance, "latent_scale": scale}
 
     def _write_pipeline(self, net: nn.Module, folder: Path) -> None:

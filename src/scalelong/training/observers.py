@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from scalelong.diffusion import RangeCheck
 from scalelong.errors import ScaleLongError
 from scalelong.evaluation.extractors import build_extractor
 from scalelong.monitor.monitor import StabilityMonitor
@@ -58,21 +59,25 @@ class Observers:
             with torch.no_grad():
                 values |= check_metrics(trainer.own.metrics(trainer.ema.net, step))
         if self.main and config.sample.n and due(step, config.sample.every, last):
-            self._save_grid(step)
+            values |= self._save_grid(step)
         return values
 
     def close(self) -> None:
         if self.trainer.monitor is not None:
             self.trainer.monitor.remove()
 
-    def _save_grid(self, step: int) -> None:
+    def _save_grid(self, step: int) -> dict[str, Any]:
+        """Write the sample grid. Returns what to log: the share of samples that left the data's range."""
         from scalelong.data.images import save_grid
 
+        check = RangeCheck()
         try:
-            images = np.concatenate(list(self._samples(self.config.sample.n)))
+            images = np.concatenate(list(self._samples(self.config.sample.n, check)))
         except ScaleLongError as error:  # sampling a young network may diverge, which must not stop its training
             self.display.say(f"step {step}: no samples: {error}")
-            return
+            return {}
+        if check.far:
+            self.display.say(f"step {step}: {check}")
         request, facts = self._request(len(images)), self.trainer.examples.facts()
         columns, captions = grid_columns(facts, request), captions_of(self.config, facts, request)
         path = self.run.samples_path / f"step-{step:08d}.png"
@@ -80,6 +85,7 @@ class Observers:
         log_grid(self.trainer, path, step)
         if not (real := self.run.samples_path / REAL).exists():
             save_grid(self._real_images(len(images)), real, columns, captions)
+        return {"far_share": check.share} if check.n else {}
 
     def _real_images(self, n: int) -> npt.NDArray[np.uint8]:
         """Return images of the data with the conditions of the samples, to look at beside them, (n, h, w, c)."""
@@ -95,9 +101,9 @@ class Observers:
             rows = [k * len(images) // n for k in range(n)]  # spread, because files may be sorted
         return np.stack([images.images[row] for row in rows])
 
-    def _samples(self, n: int) -> Iterator[npt.NDArray[np.uint8]]:
+    def _samples(self, n: int, check: RangeCheck | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Return batches of samples. Settings are checked now, images are made when the batches are read."""
-        return generate(self.trainer.ema.net, self.config, self.trainer.examples.facts(), self._request(n))
+        return generate(self.trainer.ema.net, self.config, self.trainer.examples.facts(), self._request(n), check)
 
     def _request(self, n: int) -> Request:
         s = self.config.sample
