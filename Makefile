@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 # Four scalings from one seed, two at a time: about three minutes on two idle cores. Running it again resumes, or shows the result.
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
-	@$(BIN)/scalelong compare digits --scalings none,uniform,cs,ls --seeds 1 --steps 600 --samples 200 --set validate.every=50 --set sample.every=150 --set monitor.every=5 --out runs/demo --open
+	@$(BIN)/scalelong compare digits-class --scalings none,uniform,cs,ls --seeds 1 --steps 600 --samples 256 --set validate.every=100 --set sample.every=200 --out runs/demo --open
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow"

@@ -99,7 +99,7 @@ def unet(rounds: int, batch_size: int = 16) -> list[Figure]:
 
 def compiled(rounds: int) -> list[Figure]:
     """What `train.compile=true` does to a `digits` step."""
-    plain, compiled = make_trainer("digits"), make_trainer("digits", compile=True)
+    plain, compiled = make_trainer("digits-uvit"), make_trainer("digits-uvit", compile=True)
     times = interleave({"eager": plain.step, "compiled": compiled.step}, rounds, 3)
     return [Figure("compiled", "digits, compiled step", "our step", times.speedup("compiled", "eager"))]
 
@@ -199,7 +199,7 @@ def _monitor_ratios(step: Case, watch: StabilityMonitor, rounds: int, every: int
 
 
 def _monitored_digits(folder: Path, every: int) -> tuple[Case, StabilityMonitor]:
-    trainer = make_trainer("digits")
+    trainer = make_trainer("digits-uvit")
     trainer.monitor = StabilityMonitor(
         trainer.net, probe=(torch.randn(4, 1, 8, 8), torch.rand(4) * 999), every=every, out=folder / "stability.jsonl"
     )
@@ -230,7 +230,7 @@ def _monitored_unet(folder: Path, every: int) -> tuple[Case, StabilityMonitor]:
 
 def sampling(rounds: int, n: int = 32, steps: int = 10) -> list[Figure]:
     """Ten evaluations of the `digits` network in our sampler and in a loop as in diffusers' pipelines."""
-    trainer = make_trainer("digits")
+    trainer = make_trainer("digits-uvit")
     net = trainer.ema.net.eval()
     options = {"sampler": "dpm-solver++", "steps": steps, "device": "cpu"}
     cases: dict[str, Case] = {

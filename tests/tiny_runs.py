@@ -29,10 +29,10 @@ def read_lines(path):
     return [entry for rows in json_line_blocks(path) for entry in rows]
 
 
-def tiny_config(name="digits", scaling=None, **settings):
+def tiny_config(name="digits-uvit", scaling=None, **settings):
     values = tiny_settings(**settings)
-    if preset(name).model.kind == "unet":
-        values = {key: value for key, value in values.items() if key not in UVIT or key in settings}
+    if values.get("model.kind", preset(name).model.kind) != "uvit":
+        values = {key: value for key, value in values.items() if key not in UVIT}
     config = override(preset(name), values)
     return config if scaling is None else dataclasses.replace(config, scaling=scaling)
 
@@ -45,7 +45,7 @@ def tiny_settings(**settings):
 def tiny_command(folder, *options):
     """`scalelong train` of the same run in a process of its own."""
     settings = [f"--set={key}={value}" for key, value in TINY.items() if key != "train.steps"]
-    return [sys.executable, "-m", "scalelong", "train", "digits", "--out", str(folder), *settings, *options]
+    return [sys.executable, "-m", "scalelong", "train", "digits-uvit", "--out", str(folder), *settings, *options]
 
 
 def losses(folder):

@@ -46,7 +46,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 def run(variant: str, scaling: str, kappa: float | None, seed: int, steps: int, runs: Path) -> dict[str, Any]:
     settings = [*COMMON, *VARIANTS[variant]]
-    config = choose("digits", scaling=scaling, kappa=kappa, seed=seed, steps=steps, settings=settings)
+    config = choose("digits-uvit", scaling=scaling, kappa=kappa, seed=seed, steps=steps, settings=settings)
     label = config.scaling.label
     folder = runs / f"{variant}-{label}-seed{seed}"
     if not train(config, folder, quiet=True).finished:
@@ -98,7 +98,7 @@ def main() -> None:
     if options.json:
         record = {
             "command": " ".join(["python", *sys.argv]),
-            "settings": {variant: ["digits", *COMMON, *extra] for variant, extra in VARIANTS.items()},
+            "settings": {variant: ["digits-uvit", *COMMON, *extra] for variant, extra in VARIANTS.items()},
             "window": WINDOW,
             "after step": FIRST,
             "torch": torch.__version__,

@@ -43,7 +43,7 @@ class Several:
 
 
 def measure(steps: int, sizes: list[int]) -> dict[str, dict[str, dict[int, float]]]:
-    config = preset("digits")
+    config = preset("digits-uvit")
     trainer = Trainer(config, Examples(config, "train"))
     monitors = {}
     for n in sizes:

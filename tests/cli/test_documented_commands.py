@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("scalelong", "accelerate", "torchrun", "make", "pip", "python")
 
-SETTINGS = " ".join(f"--set {key}={value}" for key, value in TINY.items() if key != "train.steps")
+SETTINGS = " ".join(f"--set {key}={value}" for key, value in TINY.items() if key[:6] not in ("model.", "train."))
 SMALL = {
-    "train": f"--steps 2 --quiet {SETTINGS}",
+    "train": f"--steps 2 --batch-size 8 --quiet {SETTINGS}",
     "sample": "--n 4 --steps 2",
     "compare": f"--scalings none,cs --seeds 1 --steps 4 --samples 72 --jobs 1 --quiet {SETTINGS}",
     "report": "",
@@ -165,7 +165,7 @@ def world(tmp_path_factory):
 
     home = tmp_path_factory.mktemp("world")
     run = home / "RUN"
-    train(override(preset("digits-class"), {**TINY, "train.steps": 2, "monitor.every": 1}), run, quiet=True)
+    train(override(preset("digits-uvit-class"), {**TINY, "train.steps": 2, "monitor.every": 1}), run, quiet=True)
     load_run(run).evaluate(Request(n=72, steps=2, batch_size=72), "digits:train:80", "pixels", save_as="evaluate")
     for _, _, words in SHOWN:
         inputs = [word for k, word in enumerate(words) if word.startswith("runs/") and words[k - 1] != "--out"]

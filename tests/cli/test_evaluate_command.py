@@ -165,7 +165,7 @@ def trained(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("run") / "digits"
     small = {"train.steps": 2, "model.embed_dim": 16, "model.depth": 2, "sample.n": 0, "train.batch_size": 4}
-    train(override(preset("digits"), {**small, "model.num_heads": 2, "validate.n": 4}), folder, quiet=True)
+    train(override(preset("digits-uvit"), {**small, "model.num_heads": 2, "validate.n": 4}), folder, quiet=True)
     return folder
 
 

@@ -24,7 +24,7 @@ SMALL = [
 
 def command(out, *words):
     sets = [word for setting in SMALL for word in ("--set", setting)]
-    return [sys.executable, "-m", "scalelong", "compare", "digits", "--out", str(out), *sets, *words]
+    return [sys.executable, "-m", "scalelong", "compare", "digits-uvit", "--out", str(out), *sets, *words]
 
 
 def compare_here(out, *words):

@@ -14,7 +14,7 @@ SMALL = ["model.embed_dim=32", "model.depth=4", "train.batch_size=8"]
 
 @pytest.fixture(scope="module")
 def trainers(tmp_path_factory):
-    variants = scaling_variants("digits", "none,uniform,cs,ls", settings=SMALL)
+    variants = scaling_variants("digits-uvit", "none,uniform,cs,ls", settings=SMALL)
     jobs = plan(variants, (3, 4), tmp_path_factory.mktemp("runs"))
     return {job.name: Trainer(job.config, Examples(job.config, "train")) for job in jobs}
 
@@ -49,7 +49,7 @@ def test_another_seed_differs_in_all_of_them(trainers):
 
 def test_cs_with_kappa_one_has_the_first_losses_of_none(tmp_path):
     losses = {}
-    for variant in scaling_variants("digits", "none,cs:1", settings=SMALL):
+    for variant in scaling_variants("digits-uvit", "none,cs:1", settings=SMALL):
         trainer = Trainer(variant.config, Examples(variant.config, "train"))
         losses[variant.name] = [trainer.step().loss for _ in range(3)]
     assert losses["none"] == losses["cs-1"]

@@ -79,7 +79,7 @@ def record(folder, config, step=None):
 def test_a_folder_with_other_settings_is_rejected_before_training(tmp_path):
     (before,) = scaling_variants("digits", "none", settings=["train.lr=0.5"])
     record(tmp_path / "none-seed0", before.config)
-    with pytest.raises(RunError, match=r"none-seed0.*train.lr: 0.5 → 0.001"):
+    with pytest.raises(RunError, match=r"none-seed0.*train.lr: 0.5 → 0.003"):
         plan(scaling_variants("digits", "none"), (0,), tmp_path)
 
 

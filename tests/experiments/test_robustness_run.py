@@ -39,7 +39,7 @@ def run(tmp_path_factory):
         "validate.n": 16, "sample.n": 0, "sample.steps": 10, "monitor.every": 0,
     }  # fmt: skip
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    train(override(preset("digits"), settings), folder, quiet=True)
+    train(override(preset("digits-uvit"), settings), folder, quiet=True)
     return folder
 
 

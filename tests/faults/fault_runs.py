@@ -16,14 +16,14 @@ from tiny_runs import read_lines, tiny_config, tiny_settings
 OFTEN = {"checkpoint__every": 1, "validate__n": 8}  # a checkpoint a step: something to lose at any moment
 
 
-def small_config(name="digits", scaling=None, **settings):
+def small_config(name="digits-uvit", scaling=None, **settings):
     return tiny_config(name, scaling, **{**OFTEN, **settings})
 
 
 def as_arguments(**settings):
     """The same run for the command line."""
     values = tiny_settings(**{**OFTEN, **settings})
-    return ["train", "digits", *(f"--set={key}={value}" for key, value in values.items())]
+    return ["train", "digits-uvit", *(f"--set={key}={value}" for key, value in values.items())]
 
 
 def losses(folder):

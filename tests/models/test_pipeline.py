@@ -289,7 +289,7 @@ def test_the_network_of_a_run_is_a_pipeline_folder(tmp_path, kind):
     from tiny_runs import tiny_config
 
     unet = {"model__kind": "unet", "model__unet": "cifar10", "model__channels": "32,32,32,32", "model__layers": 1}
-    config = tiny_config("digits-class", ConstantScaling(0.8), train__steps=1, **(unet if kind == "unet" else {}))
+    config = tiny_config("digits-uvit-class", ConstantScaling(0.8), train__steps=1, **(unet if kind == "unet" else {}))
     train(config, tmp_path / "run", quiet=True)
     run, again = load_run(tmp_path / "run"), quiet(ScaleLongPipeline.from_pretrained(tmp_path / "run" / "model"))
     a, b = (

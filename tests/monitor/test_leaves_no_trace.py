@@ -412,7 +412,9 @@ def tiny(**settings):
         "train.warmup": 2, "train.log_every": 1, "checkpoint.every": 4, "validate.every": 0, "validate.n": 16,
         "sample.n": 0, "monitor.every": 2,
     }  # fmt: skip
-    return override(preset("digits"), {**small, **{key.replace("__", "."): value for key, value in settings.items()}})
+    return override(
+        preset("digits-uvit"), {**small, **{key.replace("__", "."): value for key, value in settings.items()}}
+    )
 
 
 def metrics(folder):

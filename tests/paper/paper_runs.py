@@ -12,7 +12,7 @@ from scalelong.paper.study import Study
 
 TINY = Study(
     "tiny",
-    "digits",
+    "digits-uvit",
     (NONE, UNIFORM, CS, REVERSE, LS),
     steps=12,
     settings=(

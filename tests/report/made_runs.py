@@ -32,7 +32,7 @@ def make_run(
     captions: list[str] | None = None,
 ) -> Path:
     """A run whose validation loss is `level` times a common curve and whose jumps are `calm` times common ones."""
-    config = replace(choose("digits", scaling=scaling, steps=steps, settings=settings or []), seed=seed)
+    config = replace(choose("digits-uvit", scaling=scaling, steps=steps, settings=settings or []), seed=seed)
     folder.mkdir(parents=True)
     record = {
         "config": config.to_dict(),

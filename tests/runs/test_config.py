@@ -60,7 +60,7 @@ def test_text_is_converted_to_the_type_of_its_key():
         "train.lr": "1e-4", "train.betas": "0.9,0.95", "train.clip": "none", "data.flip": "yes",
         "train.steps": "1_000", "model.options": '{"width": 8}', "model.options.blocks": "[1, 2]",
     }  # fmt: skip
-    config = override(preset("digits"), settings)
+    config = override(preset("digits-uvit"), settings)
     assert (config.train.lr, config.train.betas, config.train.clip) == (1e-4, (0.9, 0.95), None)
     assert config.data.flip is True
     assert config.train.steps == 1000
@@ -101,7 +101,7 @@ def test_text_is_converted_to_the_type_of_its_key():
 )
 def test_an_invalid_setting_is_refused_with_its_key_and_value(key, value, error, match):
     with pytest.raises(error, match=match):
-        override(preset("digits"), {key: value})
+        override(preset("digits-uvit"), {key: value})
 
 
 def test_a_network_is_conditioned_on_classes_or_text_not_both():
@@ -118,7 +118,7 @@ def test_a_setting_without_key_or_value_is_refused(pair):
 @given(key=st.sampled_from(known_keys()), value=st.text(max_size=12))
 def test_any_text_gives_a_config_or_our_error(key, value):
     try:
-        config = override(preset("digits"), {key: value})
+        config = override(preset("digits-uvit"), {key: value})
     except ScaleLongError:
         return
     assert Config.from_dict(json.loads(config.to_json())) == config
@@ -137,7 +137,7 @@ def test_any_json_gives_a_config_or_our_error(values):
 
 
 def test_only_length_logging_and_output_may_change_on_resume():
-    a = preset("digits")
+    a = preset("digits-uvit")
     free = {"train.steps": 9, "train.log_every": 3, "checkpoint.every": 7, "sample.n": 1, "validate.every": 2}
     assert differences(a, override(a, free)) == []
     changed = differences(a, override(a, {"train.lr": "2e-3", "seed": 4, "scaling": "ls"}))

@@ -29,7 +29,7 @@ def small_extractor(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run(tmp_path):
-    config = override(preset("digits"), {**SMALL, **QUIET})
+    config = override(preset("digits-uvit"), {**SMALL, **QUIET})
     train(config, tmp_path / "run", quiet=True)
     return load_run(tmp_path / "run")
 
@@ -55,7 +55,7 @@ def test_samples_depend_on_the_seed_and_not_on_the_batch(run):
 
 def test_training_logs_evaluations_and_resumes_with_them(tmp_path):
     settings = {"evaluate.every": 2, "evaluate.n": 20, "evaluate.extractor": "small", "train.log_every": 1}
-    config = override(preset("digits"), {**SMALL, **QUIET, **settings, "train.steps": 3, "checkpoint.every": 1})
+    config = override(preset("digits-uvit"), {**SMALL, **QUIET, **settings, "train.steps": 3, "checkpoint.every": 1})
     train(config, tmp_path / "run", quiet=True)
     train(override(config, {"train.steps": 5}), tmp_path / "run", quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

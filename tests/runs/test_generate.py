@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def by_class(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "class"
-    train(tiny_config("digits-class", train__steps=2, scaling=LearnableScaling()), folder, quiet=True)
+    train(tiny_config("digits-uvit-class", train__steps=2, scaling=LearnableScaling()), folder, quiet=True)
     return folder
 
 
@@ -92,7 +92,7 @@ def test_the_sample_command_writes_a_grid_or_a_folder(tmp_path, plain, capsys):
         assert left.value.code == 0
     with Image.open(tmp_path / "grid.png") as sheet:
         assert sheet.size[0] > 500
-    assert sorted(p.name for p in (tmp_path / "folder").iterdir()) == [f"{k:06d}.png" for k in range(3, 8)]
+    assert sorted(p.name for p in (tmp_path / "folder").glob("*.png")) == [f"{k:06d}.png" for k in range(3, 8)]
     with Image.open(tmp_path / "folder" / "000003.png") as image:
         assert image.size == (8, 8)
 
@@ -167,7 +167,7 @@ def test_a_grid_has_a_column_for_each_prompt(plain):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("digits-class", {"train__steps": 2000, "model__embed_dim": 64, "model__depth": 12, "model__num_heads": 4})],
+    [("digits-uvit-class", {"train__steps": 2000, "model__embed_dim": 64, "model__depth": 12, "model__num_heads": 4})],
 )
 def test_samples_follow_their_condition(tmp_path, name, settings):
     """A linear probe of real images finds the requested class far more often than in unconditional samples."""
@@ -188,7 +188,7 @@ def test_samples_follow_their_condition(tmp_path, name, settings):
 
 
 def test_the_setting_decides_about_clipping_and_a_request_overrides_it():
-    on, off = (tiny_config("digits-class", sample__clip_denoised=value) for value in (True, False))
+    on, off = (tiny_config("digits-uvit-class", sample__clip_denoised=value) for value in (True, False))
     pixels = override(off, {"sample.clip_denoised": None})
     assert [Request().clips(config) for config in (on, off, pixels)] == [True, False, True]
     assert Request(clip_denoised=False).clips(on) is False

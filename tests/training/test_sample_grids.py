@@ -26,7 +26,7 @@ def natural(path):
 
 
 def test_a_class_run_shows_real_images_of_the_same_classes(tmp_path):
-    train(tiny_config("digits-class", train__steps=1, sample__n=20, sample__steps=2), tmp_path / "run", quiet=True)
+    train(tiny_config("digits-uvit-class", train__steps=1, sample__n=20, sample__steps=2), tmp_path / "run", quiet=True)
     samples, captions = natural(tmp_path / "run" / "samples" / "step-00000001.png")
     assert len(samples) == 20
     assert captions == [str(k % 10) for k in range(20)]

@@ -253,7 +253,7 @@ def compare(
 
       scalelong compare cifar10-tiny --scalings none,cs:0.5,cs:0.7,ls --seeds 3 --steps 5000
 
-      scalelong compare digits --seeds 1 --set model.depth=24 --out runs/deep
+      scalelong compare digits-uvit --seeds 1 --set model.depth=24 --out runs/deep
 
       scalelong compare --data photos/ --scalings none,cs --seeds 1
     """

@@ -44,7 +44,7 @@ CAMPAIGN = Study(
 
 # The short runs: figures 6 and 13, tables 2 and 3.
 _SHORT = Study(
-    "digits", "digits", FOUR, steps=250, label="digits, batch 16", seconds=18,
+    "digits", "digits-uvit", FOUR, steps=250, label="digits, batch 16", seconds=18,
     settings=(*_RECIPE, *_HARSH, *_NO_SAMPLES, "validate.every=50", "monitor.every=0", "checkpoint.every=250"),
 )  # fmt: skip
 DIGITS = replace(_SHORT, scalings=(*FOUR, *DESIGNS[1:], *BLOCKS, *LARGE))
