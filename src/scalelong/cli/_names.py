@@ -10,7 +10,7 @@ SAMPLERS = ("euler-maruyama", "euler-ode", "dpm-solver-fast", "ddpm", "ddim", "d
 EXTRACTORS = ("inception", "pixels")
 PRECISIONS = ("fp32", "bf16", "fp16")
 PROCESSES = ("vp", "ddpm", "sd")
-DATASETS = ("digits", "fashion-mnist", "cifar10", "emoji", "celeba64", "imagenet64", "coco")
+DATASETS = ("digits", "fashion-mnist", "cifar10", "shapes", "emoji", "celeba64", "imagenet64", "coco")
 
 
 def check_name(kind: str, name: str | None, known: tuple[str, ...]) -> None:

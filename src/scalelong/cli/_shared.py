@@ -248,26 +248,44 @@ def print_table(
 ) -> None:  # fmt: skip
     """Print a table: columns in `right` (default: all but the first `left`) right-aligned. No columns: no header.
 
-    Columns in `whole`, or all with `wrap=False`, are not wrapped.
+    Right-aligned columns, those in `whole`, or all with `wrap=False` are not wrapped. A table that does not fit the
+    terminal is printed row by row, one line per column, so that no number is cut.
     """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
+    rows, screen = [list(row) for row in rows], console()
+    aligned = [k >= left if right is None else k in right for k in range(len(columns))]
+    kept = [not wrap or aligned[k] or k in whole for k in range(len(columns))]
+    if title:  # on its own line: rich wraps a table's own title at the table's width
+        screen.print(title, style="bold", markup=False)
     table = Table(
         box=box.SQUARE if lines else box.SIMPLE_HEAD,
         show_lines=lines,
         show_header=bool(columns),
         padding=(0, 1) if lines else (0, 0, 0, 1),
     )
-    for k, column in enumerate(columns):
-        justify = "right" if (k >= left if right is None else k in right) else "left"
-        table.add_column(escape(column), justify=justify, no_wrap=not wrap or k in whole, overflow="fold")  # type: ignore[arg-type]
-    for row in rows:
-        table.add_row(*map(escape, row))
-    screen = console()
-    if title:  # on its own line: rich wraps a table's own title at the table's width
-        screen.print(title, style="bold", markup=False)
+    needed = sum(_columns_needed([head, *(row[k] for row in rows)], kept[k]) for k, head in enumerate(columns))
+    if needed + (3 if lines else 2) * len(columns) + 1 > screen.width:
+        table = Table(box=None, show_header=False, padding=(0, 1))
+        for row in rows:
+            for head, cell in zip(columns, row, strict=True):
+                table.add_row(f"[dim]{escape(head)}[/]", escape(cell))
+            table.add_row()
+    else:
+        for k, head in enumerate(columns):
+            justify = "right" if aligned[k] else "left"
+            table.add_column(escape(head), justify=justify, no_wrap=kept[k], overflow="fold")  # type: ignore[arg-type]
+        for row in rows:
+            table.add_row(*map(escape, row))
     screen.print(table)
     if caption:
         screen.print(caption, style="dim", markup=False)
+
+
+def _columns_needed(cells: Iterable[str], whole: bool) -> int:
+    """Return the width of the longest line of any cell, or of the longest word if the cells may wrap."""
+    from rich.cells import cell_len
+
+    return max((cell_len(part) for cell in cells for part in (cell.splitlines() if whole else cell.split())), default=0)

@@ -45,9 +45,9 @@ def list_command(json: shared.Json = False) -> None:
         ]
         size = f"{row['image_size']}×{row['image_size']}×{row['channels']}"
         cells.append((row["name"], counts, size, labels or "-", "\n".join(ready) or "no"))
-    shared.print_table("Datasets", ("name", "images", "size", "classes", "prepared"), cells, left=5)
+    shared.print_table("Datasets", ("name", "images", "size", "classes", "prepared"), cells, left=5, whole=(0, 1))
     sources = [(row["name"], " → ".join(row["sources"])) for row in rows]
-    shared.print_table("Sources, in the order they are tried", ("name", "sources"), sources, left=2)
+    shared.print_table("Sources, in the order they are tried", ("name", "sources"), sources, left=2, whole=(0,))
     shared.print_lines(_title(entry) for entry in others)
     shared.print_lines(["An image folder, an archive, a .npy or .npz file, or hf:NAME works like a dataset name."])
 
