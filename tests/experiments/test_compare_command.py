@@ -63,6 +63,25 @@ def test_compare_trains_measures_and_writes_everything(done):
     )
 
 
+def test_times_have_a_ratio_only_if_the_runs_were_alone(done):
+    """Whether they were depends on the machine that runs this test, and is recorded."""
+    out, _, _ = done
+    result = json.loads((out / "comparison.json").read_text())
+    alone = all(run["alone"] for run in result["runs"])
+    assert ({"seconds", "cpu_seconds"} <= set(result["rows"][1]["ratios"])) == alone
+    for run in result["runs"]:
+        recorded = json.loads((out / run["folder"] / "resources.json").read_text())
+        assert run["alone"] == (recorded["other_cpu_seconds"] <= 0.1 * recorded["wall_seconds"])
+
+
+def test_samples_of_untrained_networks_are_not_judged(done):
+    out, _, _ = done
+    result = json.loads((out / "comparison.json").read_text())
+    assert not any(run["images"] for run in result["runs"])
+    assert "frechet" in result["rows"][1]["means"]
+    assert "frechet" not in result["rows"][1]["ratios"]
+
+
 def test_the_numbers_are_those_of_the_runs(done):
     out, _, _ = done
     result = json.loads((out / "comparison.json").read_text())
@@ -102,6 +121,16 @@ def test_a_failed_run_is_named_and_the_exit_code_is_one(tmp_path):
     assert not result["complete"]
     assert result["missing"] == ["cs-0.7-seed0 failed with exit code 1"]
     assert [run["variant"] for run in result["runs"]] == ["none"]
+
+
+@pytest.mark.slow
+def test_runs_that_diverge_are_on_the_page_with_their_error(tmp_path):
+    settings = [f"--set={setting}" for setting in ("train.lr=1e12", "train.clip=none", "train.warmup=1")]
+    words = ("--scalings", "none,cs", "--seeds", "1", "--steps", "9", "--distance", "none", "--jobs", "1", *settings)
+    ended = compare(tmp_path, *words)
+    assert ended.returncode == 1
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.count("is not finished: step 1 of 9: the loss is not finite at step 2") == 2
 
 
 @pytest.mark.slow

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from made_runs import noisy_picture
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
-from scalelong.data.images import save_grid
+from scalelong.data.images import GRID_KEY, save_grid
 from scalelong.report.pictures import pictures
 from scalelong.runs.run import Run
 
@@ -58,6 +59,20 @@ def test_each_prompt_stands_below_its_image(tmp_path):
     assert sheet.heads == ()
     assert sheet.captions[1] == ("prompt 6", "prompt 7", "prompt 8")
     np.testing.assert_array_equal(opened(sheet.strips[1])[1:9, 10:18], images[7, :, :, 0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "{}", '{"image": [8, 8], "columns": Infinity, "captions": []}', '{"image": 8, "columns": 2}',
+     '{"image": [8, 8], "columns": 1e300, "captions": 5}', '{"image": [8, 8], "columns": 99999, "captions": [{}]}'],
+)  # fmt: skip
+def test_a_grid_with_damaged_facts_is_shown_without_them(tmp_path, text):
+    (tmp_path / "samples").mkdir()
+    info = PngInfo()
+    info.add_text(GRID_KEY, text)
+    Image.fromarray(noise(1, 40)[0, :, :, 0]).save(tmp_path / "samples" / "step-00000001.png", pnginfo=info)
+    ((sheet,),) = pictures([Run(tmp_path)]).samples
+    assert (sheet.width, sheet.columns) == (40, 0)
 
 
 def test_runs_on_the_same_data_share_their_real_images(tmp_path):

@@ -145,7 +145,7 @@ def _facts(text: Any, run: Run) -> tuple[tuple[int, int], int, tuple[str, ...]]:
         captions = tuple(str(caption)[:200] for caption in stored["captions"])
         if 0 < height <= 4096 and 0 < width <= 4096 and int(stored["columns"]) > 0:
             return (height, width), int(stored["columns"]), captions
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         pass
     shapes = run.record.get("shapes")
     size = shapes.get("size") if isinstance(shapes, dict) and run.settings.get("data.vae") is None else None

@@ -398,7 +398,8 @@ def _members(path: Path, comparison: dict[str, Any]) -> list[Run]:
     """The runs of a comparison in the order of its variants, then seeds; also those that did not finish."""
     rank = {str(row.get("variant")): k for k, row in enumerate(_objects(comparison.get("rows")))}
     runs = _objects(comparison.get("runs"))
-    for folder in map(str, comparison.get("unfinished") or ()):
+    unfinished = comparison.get("unfinished")
+    for folder in map(str, unfinished if isinstance(unfinished, list) else ()):
         variant, _, seed = folder.rpartition("-seed")
         runs.append({"variant": variant, "seed": seed, "folder": folder})
     runs.sort(key=lambda run: (rank.get(str(run.get("variant")), 0), str(run.get("seed"))))
