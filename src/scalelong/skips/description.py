@@ -99,7 +99,7 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
     spec = NoScaling() if scaler is None else scaler.spec
     kappas: Any = spec.coefficients(len(sites))
     if kappas is None:  # learned: only scalars are known without an example
-        scalars = getattr(scaler, "kappa", None)
+        scalars: Any = getattr(scaler, "kappa", None)
         known = scalars is not None and not scalars.is_meta and not (example or kwargs)
         kappas = scalars.tolist() if known else [None] * len(sites)
     rows = [

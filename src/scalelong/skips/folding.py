@@ -89,12 +89,11 @@ def _plan(
     for i, (site, kappa) in enumerate(zip(scaler.sites, kappas, strict=True), start=1):
         if kappa == 1.0:
             continue
-        consumers = _known_consumers(root, site, scaler.placement)
-        reason = consumers if isinstance(consumers, str) else None
-        if not consumers:
-            consumers = found.get(i, [])
-            reason = "" if consumers else _unknown(call)
-        for consumer in () if reason else consumers:
+        known = _known_consumers(root, site, scaler.placement)
+        reason, consumers = (known, []) if isinstance(known, str) else (None, known or found.get(i, []))
+        if not reason and not consumers:
+            reason = _unknown(call)
+        for consumer in consumers:
             path, module = _first_layer(root, consumer.path)
             factors = _factors(module, site.channels, consumer.at, kappa)
             reason = f"{path} consumes several skips" if module in plan else None
@@ -251,9 +250,9 @@ def _traced(
     skips, found, handles = _Skips(), dict[int, list[_Consumer]](), list[Handle]()
 
     def look(path: str, module: nn.Module, args: tuple[Any, ...]) -> None:
-        x = args[0] if args and isinstance(args[0], Tensor) else None
+        x = args[0]
         dim = -1 if isinstance(module, (nn.Linear, nn.LayerNorm)) else 1
-        for i, skip in () if x is None else skips.tensors.items():
+        for i, skip in skips.tensors.items():
             if kappas[i - 1] == 1.0 or skip.ndim != x.ndim or skip.shape[dim] > x.shape[dim]:
                 continue
             places = ("first", "last") if skip.shape[dim] < x.shape[dim] else (None,)
