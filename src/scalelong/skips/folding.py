@@ -250,10 +250,12 @@ def _traced(
     skips, found, handles = _Skips(), dict[int, list[_Consumer]](), list[Handle]()
 
     def look(path: str, module: nn.Module, args: tuple[Any, ...]) -> None:
-        x = args[0]
+        x = args[0] if args else None
+        if not isinstance(x, Tensor):
+            return
         dim = -1 if isinstance(module, (nn.Linear, nn.LayerNorm)) else 1
         for i, skip in skips.tensors.items():
-            if kappas[i - 1] == 1.0 or skip.ndim != x.ndim or skip.shape[dim] > x.shape[dim]:
+            if kappas[i - 1] == 1.0 or skip.ndim != x.ndim or skip.shape[dim] > x.shape[dim] or skip.dtype != x.dtype:
                 continue
             places = ("first", "last") if skip.shape[dim] < x.shape[dim] else (None,)
             for at in places:
