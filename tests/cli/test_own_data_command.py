@@ -49,14 +49,14 @@ def told(capsys, *words):
 def photos(tmp_path):
     """Three classes of different formats inside two wrappers."""
     for name, mode, suffix in (("猫 neko", "RGBA", "png"), ("a dog", "CMYK", "jpg"), ("Käse", "L", "webp")):
-        write(tmp_path / "wrapper" / "my photos" / name, 10, mode=mode, suffix=suffix)
+        write(tmp_path / "wrapper" / "my photos" / name, 20, mode=mode, suffix=suffix)
     return tmp_path / "wrapper"
 
 
 def test_a_folder_trains_in_a_fresh_process(tmp_path, photos):
     result = scalelong("train", "--data", "wrapper", *TINY, "--out", "run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "30 images, 9×12, colour, with transparency, 3 classes" in result.stderr.replace(" (median)", "")
+    assert "60 images, 9×12, colour, with transparency, 3 classes" in result.stderr.replace(" (median)", "")
     record = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
     assert record["class_names"] == ["Käse", "a dog", "猫 neko"]
 

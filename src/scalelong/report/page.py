@@ -38,6 +38,7 @@ def render(views: Sequence[RunView]) -> str:
     others = [key for key in differing_keys(settings) if key != "seed" and not is_scaling_key(key)]
     only_scaling_differs = len(views) > 1 and all(settings) and not others
     data = _common(views, "data.name") or "several datasets"
+    data = Path(data).name if Path(data).is_absolute() else data
     steps = max(view.run.logged_step for view in views)
     summary = findings(comparison, labels(views), steps, data)
     sources = ", ".join(view.name for view in views[:6]) + (" …" if len(views) > 6 else "")
