@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from scalelong import ConstantScaling, LearnableScaling, NoScaling
+from scalelong import ConstantScaling, LearnableScaling, NoScaling, describe
 from scalelong.errors import RunError
 from scalelong.runs.run import Run, load_run
 from scalelong.training.loop import train
@@ -152,3 +152,13 @@ def test_tensorboard_receives_the_logged_values(tmp_path, finished):
 def test_a_missing_tracker_is_named_with_its_extra(tmp_path):
     with pytest.raises(ImportError, match=r"scalelong\[wandb\]"):
         train(tiny_config(tracker="wandb"), tmp_path / "run", quiet=True)
+
+
+def test_the_placement_of_the_scaling_is_a_setting_that_model_keeps(tmp_path):
+    config = tiny_config("digits", train__steps=1, placement="after_norm", scaling=ConstantScaling(0.5))
+    train(config, tmp_path / "after", quiet=True)
+    train(tiny_config("digits", train__steps=1, scaling=ConstantScaling(0.5)), tmp_path / "join", quiet=True)
+    nets = [load_run(tmp_path / name).net for name in ("after", "join")]
+    assert [describe(net).placement for net in nets] == ["after_norm", "join"]
+    x, t = torch.randn(2, 1, 8, 8), torch.tensor([10.0, 500.0])
+    assert not torch.allclose(nets[0](x, t), nets[1](x, t))

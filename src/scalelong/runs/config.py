@@ -159,6 +159,7 @@ class Config:
     seed: int = 0  # of weights, data order and noise
     scaling: Scaling = field(default_factory=NoScaling)  # of the long skips: a name or an object with a kind
     kappa: float = 0.7  # κ of `--scaling cs` without `--kappa`
+    placement: str = "join"  # where κ acts: at the join, or after the norm behind it, which may cancel κ (after_norm)
     tracker: str | None = None  # also log to TensorBoard or W&B
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -350,6 +351,7 @@ _FRACTIONS = ("data.holdout", "ema.decay", "train.betas", "diffusion.drop")
 _SHARES = ("train.min_lr_ratio", "train.decay_share")
 _SMALLEST = math.ulp(0.0)  # x >= _SMALLEST means x > 0
 _CHOICES = {
+    "placement": ("join", "after_norm"),
     "train.precision": ("fp32", "bf16", "fp16"),
     "train.nonfinite": ("stop", "skip"),
     "train.schedule": ("constant", "cosine", "linear", "warmup-stable-decay"),

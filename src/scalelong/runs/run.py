@@ -428,7 +428,7 @@ def build_network(config: Config, shapes: Shapes) -> nn.Module:
         torch.manual_seed(config.seed)
         net = get_model(config.model.kind).build(config.model, shapes)
         if not config.scaling.is_identity:
-            apply(net, config.scaling)
+            apply(net, config.scaling, placement=config.placement)
     if config.train.gradient_checkpointing:
         if not hasattr(net, "enable_gradient_checkpointing"):
             needed = "false for a network without enable_gradient_checkpointing()"
