@@ -9,7 +9,8 @@ from skip_networks import NETWORKS, VARIANTS, example, make, run
 from torch import nn
 
 import scalelong
-from scalelong import ExplicitScaling, LearnableScaling
+from scalelong import ConstantScaling, ExplicitScaling, LearnableScaling, ScaleLongError
+from scalelong.errors import UnsupportedNetworkError
 from scalelong.skips import find_sites
 
 EVERY = pytest.mark.parametrize("name", GALLERY)
@@ -103,7 +104,7 @@ def test_finding_runs_the_network_once_and_leaves_nothing_behind():
 
     net = Counted().train()
     before, state = footprint(net), torch.get_rng_state()
-    scalelong.apply(net, scalelong.ConstantScaling(0.9), example=EXAMPLE)
+    scalelong.apply(net, ConstantScaling(0.9), example=EXAMPLE)
     assert passes == [False]
     assert torch.equal(torch.get_rng_state(), state)
     after = footprint(scalelong.remove(net))
@@ -113,3 +114,203 @@ def test_finding_runs_the_network_once_and_leaves_nothing_behind():
 
 
 EXAMPLE = (torch.randn(2, 3, 8, 8), torch.rand(2, 1))
+
+
+# ------------------------------------------------------------------------------------- what it refuses
+
+
+class ResNet(nn.Module):
+    """Residual blocks alone, and a global shortcut around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b, self.head = (nn.Conv2d(3 if k == 0 else 4, 4, 3, padding=1) for k in range(4))
+
+    def forward(self, x):
+        h = self.stem(x)
+        h = h + self.a(h).relu()
+        h = h + self.b(h).relu()
+        return self.head(h)
+
+
+class Dense(ResNet):
+    def forward(self, x):
+        features = [self.stem(x)]
+        for layer in (self.a, self.b):
+            features.append(layer(torch.stack(features).sum(0)))
+        return self.head(torch.stack(features).sum(0))
+
+
+class Straight(ResNet):
+    def forward(self, x):
+        return x + self.head(self.b(self.a(self.stem(x))))[:, :3]  # the input itself is not made by an encoder
+
+
+class TwoDecoders(GALLERY["Root"]):
+    def forward(self, x):
+        one = self.stem(x).relu()
+        two = self.down(one).relu()
+        low, outputs = self.low(two), []
+        for _ in range(2):
+            h = nn.functional.interpolate(self.middle(low), scale_factor=2.0)
+            h = nn.functional.interpolate(self.up2(self.join(h, two, 2)), scale_factor=2.0)
+            outputs.append(self.head(self.up1(self.join(h, one, 1))))
+        return outputs[0] + outputs[1]
+
+
+@pytest.mark.parametrize("build", [ResNet, Dense, Straight, TwoDecoders])
+def test_what_is_not_clearly_a_long_skip_is_refused_and_nothing_changes(build):
+    net, x = build(), torch.randn(2, 3, 8, 8)
+    before = footprint(net)[0]
+    with pytest.raises(UnsupportedNetworkError, match=build.__name__):
+        scalelong.apply(net, ConstantScaling(0.7), example=(x,))
+    assert footprint(net)[0] == before
+
+
+def test_candidates_can_be_pasted():
+    net, x = TwoDecoders(), torch.randn(2, 3, 8, 8)
+    with pytest.raises(UnsupportedNetworkError) as caught:
+        scalelong.find_skips(net, x)
+    lines = [
+        line.strip().split(",  #")[0] for line in str(caught.value).splitlines() if line.strip().startswith("Site(")
+    ]
+    names = {"Site": scalelong.Site, "Join": scalelong.Join}
+    sites = [eval(line, names) for line in lines]
+    assert len(sites) == 4
+    assert {site.source for site in sites} == {"stem", "down"}
+
+
+class Changing(GALLERY["Add"]):
+    """Adds once more in some passes."""
+
+    more = False
+
+    def join(self, h, skip, i):
+        return h + self.k(i, skip) + skip if self.more else h + self.k(i, skip)
+
+
+def test_a_pass_that_runs_differently_raises_instead_of_scaling_something_else():
+    net, x = Changing(), torch.randn(2, 3, 8, 8)
+    scalelong.apply(net, ConstantScaling(0.7), example=(x,))
+    net(x)
+    net.more = True
+    with pytest.raises(UnsupportedNetworkError, match=r"4 joins.*example ran 2|2 joins"):
+        net(x)
+    net.more = False
+    net(x)
+
+
+class Recomputed(GALLERY["Add"]):
+    """A function of the network, which holds the joins, is checkpointed."""
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_a_join_in_a_checkpointed_function_is_refused():
+    net, x = Recomputed(), torch.randn(2, 3, 8, 8)
+    scalelong.apply(net, ConstantScaling(0.7), example=(x,))
+    with pytest.raises(UnsupportedNetworkError, match="checkpointed"):
+        net(x)
+    with torch.no_grad():
+        net(x)
+
+
+class CheckpointedModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = GALLERY["Add"]()
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.net, x, use_reentrant=False)
+
+
+def test_a_checkpointed_module_with_joins_has_the_same_gradient():
+    outer, x = CheckpointedModule(), torch.randn(2, 3, 8, 8)
+    scalelong.apply(outer, ExplicitScaling([0.3, 0.7]), example=(x,))
+    outer(x).square().sum().backward()
+    gradient = outer.net.stem.weight.grad.clone()
+    with scalelong.unscaled(outer):
+        outer.zero_grad()
+        by_hand(outer.net, (x,), (0.3, 0.7)).square().sum().backward()
+    torch.testing.assert_close(outer.net.stem.weight.grad, gradient)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at every tensor of a frame
+@pytest.mark.parametrize("name", ["Add", "Twice", "Shared"])
+def test_a_compiled_network_is_one_graph_with_kappa_in_it(name):
+    net, x, _ = build(name)
+    scalelong.apply(net, LearnableScaling(), example=x)
+    expected = net(*x)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*x), expected)
+
+
+def test_the_monitor_records_joins_inside_a_forward():
+    net, x, _ = build("Add")
+    scalelong.apply(net, LearnableScaling(), example=x)
+    monitor = scalelong.StabilityMonitor(net, every=1)
+    with monitor.step(1):
+        net(*x).square().mean().backward()
+    norm = net.stem(x[0]).relu().square().sum((1, 2, 3)).mean().sqrt().item()
+    assert monitor.last["train"]["skip"][0] == pytest.approx(norm, rel=1e-3)
+    rows = scalelong.describe(net, *x).rows
+    assert all(row.felt > 0 for row in rows)
+
+
+# ------------------------------------------------------------------------- sites that come with an example
+
+
+def test_given_sites_are_checked_and_completed():
+    net, x, _ = build("Root")
+    up1, up2 = scalelong.Site("up1", 0, channels=4, trailing=True), scalelong.Site("up2", 0, channels=6, trailing=True)
+    scalelong.apply(net, ConstantScaling(0.7), sites=[up1, up2], example=x)
+    assert [row.source for row in scalelong.describe(net).rows] == ["stem", "down"]
+    for sites, match in (
+        ([up2, up1], "outermost first"),
+        ([scalelong.Site("up1", 0, channels=4, leading=True), up2], "site 1.*encoder"),
+        ([scalelong.Site("up1", 0, channels=3, trailing=True), up2], "channels=4"),
+        ([scalelong.Site("middle", 0), up2], "site 1.*encoder"),
+    ):
+        with pytest.raises(ScaleLongError, match=match):
+            scalelong.apply(net, ConstantScaling(0.7), sites=sites, example=x, replace=True)
+    blocks, y, _ = build("Blocks")
+    scalelong.apply(
+        blocks, LearnableScaling(), sites=["decoder.2", "decoder.1", "decoder.0"], example=y
+    )  # widths found
+
+
+def test_the_norm_behind_given_sites_is_looked_for():
+    net, x, _ = build("ResidualCat")
+    sites = [scalelong.Site(f"ups.{k}", 0, channels=4, trailing=True) for k in (3, 2, 1, 0)]
+    with pytest.raises(UnsupportedNetworkError, match="looked for.*example="):
+        scalelong.apply(net, ConstantScaling(0.7), sites=sites, placement="after_norm")
+    scalelong.apply(net, ConstantScaling(0.7), sites=sites, placement="after_norm", example=x)
+    assert [site.norm for site in net.skip_scaling.sites] == [f"ups.{k}.norm1" for k in (3, 2, 1, 0)]
+    assert [site.shortcut for site in net.skip_scaling.sites] == [f"ups.{k}.short" for k in (3, 2, 1, 0)]
+    assert scalelong.describe(net, *x).recommended == "after_norm"
+    scalelong.apply(net, ConstantScaling(0.7), example=x, replace=True)
+    assert scalelong.describe(net, *x).recommended == "after_norm"  # groups of the norm do not span the join
+    plain, y, _ = build("Root")
+    assert scalelong.describe(scalelong.apply(plain, ConstantScaling(0.7), example=y), *y).recommended == "join"
+
+
+def test_an_example_is_a_tuple_a_dictionary_or_both():
+    net, (x, t), kappas = build("Residual")
+    expected = by_hand(net, (x, t), kappas)
+    for given in ((x, t), {"x": x, "t": t}, ((x,), {"t": t}), (x, {"t": t})):
+        scalelong.apply(net, ExplicitScaling(kappas), example=given, replace=True)
+        assert torch.equal(net(x, t), expected)
+
+
+def test_explain_says_what_was_found_and_what_was_left_out():
+    net, x, _ = build("Residual")
+    found = scalelong.find_skips(net, *x)
+    text = found.explain()
+    assert str(found) == text
+    assert text.startswith("Residual: 4 long skips")
+    assert "downs.1" in text
+    assert "residual shortcut" in text
+    assert len(found.left_out) > 5

@@ -55,7 +55,7 @@ def test_networks_without_known_skips_are_rejected(build):
             use()
         message = str(caught.value)
         assert type(net).__qualname__ in message
-        assert "res_hidden_states_tuple" in message
+        assert "example=(x, t)" in message
         assert "sites=[" in message
         assert "register_adapter" in message
         assert "scale_skip" in message

@@ -20,8 +20,8 @@ from scalelong._modules import first_tensor
 from scalelong.errors import InvalidValueError
 from scalelong.monitor.points import ROOT, Points, coefficients_of
 from scalelong.scaling.modules import CalibratedSkips
-from scalelong.skips.hooks import Argument, Handle, attach, scaling_of, split_joined
-from scalelong.skips.sites import Site, declared_sites
+from scalelong.skips.hooks import Argument, Handle, attach, scales_in_forward, scaling_of, split_joined
+from scalelong.skips.sites import Site
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
@@ -149,16 +149,17 @@ class Hooks:
         self.before: list[tuple[nn.Module, _Hook, bool]] = [(root, _Hook(self, Recorder.record_call), True)]
         self.taps: list[tuple[_Tap, bool]] = []  # for a network that scales its skips in `forward`
         self.sites = list(points.sites)
-        in_forward = declared_sites(root) is not None
+        inside = any(site.join is not None or site.calls is not None for site in points.sites)  # no argument shows it
+        in_forward = inside or (points.sites != () and scales_in_forward(root, list(points.sites)))
         if in_forward:
             self.taps.append((_Tap(self, points.start("skip")), True))
-        if any(site.path == ROOT for site in points.sites):
+        if inside or any(site.path == ROOT for site in points.sites):
             self.taps.append((_Tap(self, points.start("joined")), False))
         outputs: dict[str, list[int]] = {}
         for k, site in enumerate(points.sites):
             skip, backbone, out, joined = (points.start(m) + k for m in ("skip", "backbone", "out", "joined"))
             outputs.setdefault("" if site.path == ROOT else site.path, []).append(out)
-            if site.path == ROOT:
+            if site.path == ROOT or inside:
                 continue
             called = root.get_submodule(site.called)
             join = _Join(Argument.of(called, site.argument), site)

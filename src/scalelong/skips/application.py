@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from scalelong.errors import ScalingStateError, ScalingWarning, invalid, unknown
+from scalelong.errors import ScalingStateError, ScalingWarning, UnsupportedNetworkError, invalid, unknown
 from scalelong.scaling import Scaling, SkipScaling, SkipShape, parse_scaling
 from scalelong.skips.finders import find_branches, find_sites
 from scalelong.skips.found import sites_from
@@ -61,6 +61,7 @@ def apply(
             found = sites_from(root, sites, example)
             if spec.is_identity:
                 return net
+            _check_norms(found, placement, looked_for=sites is None or example is not None)
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # LS is drawn, the random state is kept
                 scaler = spec.build([site.shape for site in found])
             scaler.sites, scaler.placement = tuple(found), placement
@@ -75,6 +76,14 @@ def apply(
             scaler.to(device=like.device, dtype=like.dtype)
         _register(root, scaler.train(root.training))
     return net
+
+
+def _check_norms(sites: list[Site], placement: str, looked_for: bool) -> None:
+    missing = [i for i, site in enumerate(sites, start=1) if site.norm is None]
+    if placement == "after_norm" and missing and not looked_for:
+        problem = f"site {missing[0]} names none, and without an example none was looked for"
+        hint = "pass example=(x, t) to look for it, or Site(norm=…, shortcut=…)"
+        raise UnsupportedNetworkError(f'placement="after_norm" requires the norm after each join: {problem}; {hint}')
 
 
 def remove(net: Net) -> Net:

@@ -63,6 +63,15 @@ class Description:
     rows: tuple[Row, ...]
     hint: str = ""  # about the whole network
 
+    @property
+    def recommended(self) -> str | None:
+        """The placement that the measurement speaks for, "join" or "after_norm"; None without an example."""
+        if all(row.felt is None for row in self.rows):
+            return None
+        passes = [row.norm_passes for row in self.rows]
+        cancelled = None not in passes and any(share < CANCELLED for share in passes if share is not None)
+        return "after_norm" if cancelled or self.placement == "after_norm" else "join"
+
     def __str__(self) -> str:
         ran, measured = (any(getattr(row, name) is not None for row in self.rows) for name in ("shape", "felt"))
         columns = ["shape"] * ran + ["felt", "past norm"] * measured
@@ -81,9 +90,9 @@ class Description:
         title += f", placement={self.placement!r}" if self.placement != "join" else ""
         notes = dict.fromkeys(row.note for row in self.rows if row.note)
         notes_by_skip = [f"i = {_ranges([r.index for r in self.rows if r.note == note])}: {note}" for note in notes]
-        return "\n".join(
-            [title, *table, *([LEGEND] if measured else []), *notes_by_skip, *([self.hint] if self.hint else [])]
-        )
+        advice = [f"recommended: placement={self.recommended!r}"] if measured else []
+        legend, hint = [LEGEND] if measured else [], [self.hint] if self.hint else []
+        return "\n".join([title, *table, *legend, *notes_by_skip, *advice, *hint])
 
     __repr__ = __str__
 

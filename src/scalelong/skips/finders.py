@@ -1,5 +1,6 @@
 """Find the long skips of a network: declared ones, registered adapters, then known structures."""
 
+import inspect
 from collections.abc import Callable, Iterable
 
 from torch import nn
@@ -70,11 +71,24 @@ def _by_structure(net: nn.Module) -> list[Site]:
         if sites:
             hint = f"Its submodule {path!r} ({type(module).__name__}) is supported: pass net.{path}. "
             break
+    parts = [f"{name} ({type(child).__name__})" for name, child in net.named_children()]
+    seen = ", ".join(parts[:8]) + (", …" if len(parts) > 8 else "")
     raise UnsupportedNetworkError(
-        f"found no long skips in {_qualified(type(net))}. {hint}Known structures: {'; '.join(STRUCTURES)}. For another "
-        "network list the skips, outermost first: scalelong.apply(net, scaling, sites=[scalelong.Site('decoder.path', "
-        "argument='skip'), …]); or use scalelong.register_adapter(YourClass, find_skips), or scale_skip in its forward"
+        f"found no known structure of long skips in {_qualified(type(net))} with {seen or 'no submodules'}. {hint}\n"
+        "To find them, run it once: scalelong.apply(net, scaling, example=(x, t)), with the arguments of one call.\n"
+        f"To list them, outermost first: sites=[{_guesses(net)}]; for a whole class use scalelong.register_adapter, in "
+        "your own forward scalelong.scale_skip."
     )
+
+
+def _guesses(net: nn.Module) -> str:
+    """Return sites to start from: blocks whose `forward` takes a skip, the last one first."""
+    found = []
+    for path, module in net.named_modules():
+        if path and type(module).__module__.split(".")[0] != "torch":
+            names = list(inspect.signature(module.forward).parameters)
+            found += [f"scalelong.Site({path!r}, {name!r})" for name in names[1:] if "skip" in name]
+    return ", ".join([*found[::-1][:3], "…"] if found else ["scalelong.Site('decoder.2', 'skip')", "…"])
 
 
 def _qualified(cls: type) -> str:

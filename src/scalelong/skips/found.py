@@ -66,7 +66,7 @@ def sites_from(net: nn.Module, sites: Iterable[Site | str] | None, example: Any)
     """Return the sites of `apply`: of a known structure, found from the example, or given and then checked."""
     if example is None:
         return find_sites(net, sites)
-    args, kwargs = as_call(example)
+    args, kwargs = as_call(net, example)
     if sites is None:
         try:
             return find_sites(net)
@@ -75,14 +75,19 @@ def sites_from(net: nn.Module, sites: Iterable[Site | str] | None, example: Any)
     return _checked(net, find_sites(net, sites), Provenance(Trace.of(net, args, kwargs)))
 
 
-def as_call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call from a tuple of them, a dictionary by name, both as a pair, or one tensor."""
+def as_call(net: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call from a tuple of them, a dictionary by name, or a tuple that ends with one."""
     if isinstance(example, dict):
         return (), example
-    if isinstance(example, (tuple, list)):
-        pair = len(example) == 2 and isinstance(example[0], (tuple, list)) and isinstance(example[1], dict)
-        return (tuple(example[0]), example[1]) if pair else (tuple(example), {})
-    return (example,), {}
+    args = tuple(example) if isinstance(example, (tuple, list)) else (example,)
+    if len(args) == 2 and isinstance(args[0], (tuple, list)) and isinstance(args[1], dict):
+        return tuple(args[0]), args[1]
+    if len(args) > 1 and isinstance(args[-1], dict):
+        parameters = inspect.signature(net.forward).parameters.values()
+        names = {p.name for p in parameters}
+        if set(args[-1]) <= names or any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return args[:-1], args[-1]
+    return args, {}
 
 
 def _found(net: nn.Module, graph: Provenance) -> FoundSkips:

@@ -298,7 +298,7 @@ def scales_in_forward(net: nn.Module, sites: list[Site]) -> bool:
 
 def _attach_after_norm(net: nn.Module, site: Site, index: int, actor: Any) -> list[Handle]:
     if site.norm is None:
-        problem = f"requires a norm after the join of long skip {index}, but {site.path} has none"
+        problem = f"requires a norm that sees the joined tensor of long skip {index}; none was found at {site.path}"
         raise UnsupportedNetworkError(f'placement="after_norm" {problem}; use placement="join"')
     part = Part(index, replace(site, item=None, trailing=not site.leading))
     handles: list[Handle] = [net.get_submodule(site.norm).register_forward_hook(NormHook(actor, part))]

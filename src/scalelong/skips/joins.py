@@ -163,7 +163,7 @@ class _JoinMode(TorchFunctionMode):
         super().__init__()
         self.owner, self.parts, self.depth = owner, parts, 0
         self.counts = [0] * len(parts)
-        self.top = _checkpoint()
+        self.top = None if torch.compiler.is_compiling() else _checkpoint()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -253,7 +253,8 @@ class Provenance:
                 for c in members if joined[c.skip] == 1
             ]  # fmt: skip
             chain = [c for c in nested if all(a is c or a.nests(c) for a in nested)]
-            sure = len(chain) > 1 or any(join == "cat" and (c.argument or c.node.call is self.root) for c in chain)
+            alone = len(group) == 1 and join == "cat" and (group[0].argument or group[0].node.call is self.root)
+            sure = len(chain) > 1 or alone
             if sure:
                 chains.append((join != "cat", _depth(level), -len(chain), chain))
         return min(chains, key=lambda entry: entry[:3])[3] if chains else []
