@@ -55,7 +55,7 @@ def trained(tmp_path_factory):
     from scalelong.training import override, preset, train
 
     folder = tmp_path_factory.mktemp("fresh") / "run"
-    train(override(preset("digits-class"), tiny_settings(train__steps=2)), folder, quiet=True)
+    train(override(preset("digits-uvit-class"), tiny_settings(train__steps=2)), folder, quiet=True)
     return folder
 
 
@@ -86,7 +86,7 @@ def test_a_wrong_name_fails_before_anything_heavy_is_imported(words, trained, tm
 
 
 def test_a_finished_run_is_recognised_without_torch(trained, tmp_path):
-    done = Done(tmp_path, "train", "digits-class", *TINY_OPTIONS, "--steps=2", "--out", trained)
+    done = Done(tmp_path, "train", "digits-uvit-class", *TINY_OPTIONS, "--steps=2", "--out", trained)
     assert (done.code, done.imported) == (0, [])
     assert "finished" in done.err
 
@@ -104,13 +104,13 @@ def test_sampling_imports_torch_and_diffusers_only_and_says_what_it_did(trained,
 def test_sampling_a_unet_needs_no_more(tmp_path):
     from scalelong.training import override, preset, train
 
-    settings = {"model.kind": "unet", "model.unet": "cifar10", "model.channels": (32, 32, 32, 32), "model.layers": 1}
     few = {key: value for key, value in tiny_settings(train__steps=1).items() if not key.startswith("model.")}
-    train(override(preset("digits"), {**few, **settings}), tmp_path / "run", quiet=True)
+    config = override(preset("digits"), {**few, "model.channels": (32, 32), "model.layers": 1})
+    train(config, tmp_path / "run", quiet=True)
     done = Done(tmp_path, "sample", "run", "--n=2", "--steps=2")
     assert done.code == 0, done.err
     assert set(done.imported) <= {"torch", "diffusers"}
-    assert re.search(r"2 images, dpm-solver-fast, 2 steps, [\d.]+ s", done.out)
+    assert re.search(r"2 images, dpm-solver\+\+, 2 steps, [\d.]+ s", done.out)
 
 
 def test_a_run_is_evaluated(trained, tmp_path):
@@ -190,7 +190,7 @@ WIDTHS = [60, pytest.param(120, marks=pytest.mark.slow)]
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_training_shows_step_and_time_left_at_any_width(columns, tmp_path):
     name = "a-run-with-a-rather-long-name-as-people-give-them"
-    lines = in_terminal(columns, ["train", "digits-class", *TINY_OPTIONS, "--steps=12", "--out", name], tmp_path)
+    lines = in_terminal(columns, ["train", "digits-uvit-class", *TINY_OPTIONS, "--steps=12", "--out", name], tmp_path)
     progress = [line for line in lines if "/12 " in line]
     assert re.search(r"12/12 +0:00 left  loss \d+\.\d+", progress[-1])
     assert all(len(line) <= columns for line in progress)
@@ -207,7 +207,7 @@ def test_sampling_shows_step_and_time_left_at_any_width(columns, trained, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 120])
 def test_comparing_shows_step_and_time_left_at_any_width(columns, tmp_path):
-    words = ["compare", "digits-class", "--scalings=none,cs:0.5", "--seeds=1", "--steps=200", "--distance=none"]
+    words = ["compare", "digits-uvit-class", "--scalings=none,cs:0.5", "--seeds=1", "--steps=200", "--distance=none"]
     lines = in_terminal(columns, [*words, *TINY_OPTIONS, "--no-report", "--out=c"], tmp_path)
     progress = [line for line in lines if "/200 " in line]
     assert any(re.search(r"cs-0.5-seed0.* \d+/200 +\d:\d\d left  loss", line) for line in progress)

@@ -12,7 +12,7 @@ from tiny_runs import tiny_settings
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sample") / "run"
-    train(override(preset("digits-class"), tiny_settings(train__steps=1)), folder, quiet=True)
+    train(override(preset("digits-uvit-class"), tiny_settings(train__steps=1)), folder, quiet=True)
     return folder
 
 
