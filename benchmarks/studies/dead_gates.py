@@ -1,6 +1,6 @@
 """Measure how often parts of LS are dead: κ_i that does not depend on its input, weights without gradient.
 
-    python benchmarks/studies/dead_gates.py [--seeds 200] [--steps 300] [--fitted 50] [--trained 6] [--json FILE]
+    python benchmarks/studies/dead_gates.py [--seeds 200] [--steps 300] [--fitted 50] [--json FILE]
 
 Skips come from randomly initialized networks (diffusers U-Nets of the given widths, U-ViTs with the given tokens) on
 noise, one skip per distinct width. For each seed and form of LS:
@@ -9,7 +9,6 @@ noise, one skip per distinct width. For each seed and form of LS:
   sample, and the share in which at least one weight tensor has no gradient; `weakest`, the first percentile over seeds
   of the smallest RMS derivative of a κ_i, relative to the median seed of the paper's form.
 - `after`: the same after `steps` steps of Adam (1e-3) that fit κ_i to a gate that depends on the input.
-- `trained`: whole U-Nets of widths 32, 64 trained on noise prediction, LS at the same learning rate.
 """
 
 from __future__ import annotations
@@ -185,45 +184,14 @@ def measure(name: str, seeds: int, fitted: int, steps: int) -> dict[str, Any]:
     return rows
 
 
-def train(form: str, seeds: int, steps: int) -> dict[str, Any]:
-    """Train whole U-Nets of widths 32, 64 and count LS tensors without gradient, at the first and at the last step."""
-    first, last = [], []
-    for seed in range(seeds):
-        torch.manual_seed(seed)
-        net, _ = build("32,64")
-        scalelong.apply(net, LearnableScaling(activation="relu"))
-        torch.manual_seed(1000 + seed)
-        FORMS[form](net.skip_scaling)  # type: ignore[arg-type]
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-        for step in range(steps):
-            x, t, eps = torch.rand(8, 3, 8, 8).round() * 2 - 1, torch.randint(0, 1000, (8,)), torch.randn(8, 3, 8, 8)
-            a = torch.cos(t / 1000 * torch.pi / 2).view(-1, 1, 1, 1)
-            loss = (net(a * x + (1 - a**2).sqrt() * eps, t).sample - eps).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            if step in (0, steps - 1):
-                dead = sum(not p.grad.any() for p in scalelong.parameters(net) if p.grad is not None)
-                (first if step == 0 else last).append(dead)
-            optimizer.step()
-    row = {"tensors": sum(1 for _ in scalelong.parameters(net)), "dead at step 1": first, "dead at the end": last}
-    print(f"trained          {form:20}", json.dumps(row), flush=True)
-    return row
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--fitted", type=int, default=50)
-    parser.add_argument("--trained", type=int, default=6)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    networks = NETWORKS if options.seeds else ()
-    results: dict[str, Any] = {n: measure(n, options.seeds, options.fitted, options.steps) for n in networks}
-    if options.trained:
-        results["trained 32,64"] = {
-            form: train(form, options.trained, options.steps) for form in ("ReLU (paper)", "ELU")
-        }
+    results = {name: measure(name, options.seeds, options.fitted, options.steps) for name in NETWORKS}
     if options.json:
         command = " ".join(["python benchmarks/studies/dead_gates.py", *sys.argv[1:]])
         options.json.write_text(
