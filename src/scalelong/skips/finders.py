@@ -36,7 +36,7 @@ def find_sites(net: nn.Module, sites: Iterable[Site | str] | None = None) -> lis
             raise UnsupportedNetworkError(f"{type(net).__name__} declares its own long_skips; do not pass sites")
         return declared
     if sites is None:
-        adapter = next((a for c in type(net).__mro__ if (a := _ADAPTERS.get(_qualified(c)))), None)
+        adapter = _adapter(net)
         if adapter is None:
             return _by_structure(net)
         sites = adapter(net)
@@ -60,6 +60,15 @@ def find_sites(net: nn.Module, sites: Iterable[Site | str] | None = None) -> lis
     if len(set(targets)) != len(targets):
         raise UnsupportedNetworkError("two sites refer to the same argument of the same module")
     return checked
+
+
+def is_registered(net: nn.Module) -> bool:
+    """Whether the network declares its long skips or an adapter lists them, so that nothing is guessed."""
+    return declared_sites(net) is not None or _adapter(net) is not None
+
+
+def _adapter(net: nn.Module) -> FindSkips | None:
+    return next((a for c in type(net).__mro__ if (a := _ADAPTERS.get(_qualified(c)))), None)
 
 
 def _by_structure(net: nn.Module) -> list[Site]:

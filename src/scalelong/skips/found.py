@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from scalelong.errors import UnsupportedNetworkError, invalid
-from scalelong.skips.finders import find_sites
+from scalelong.skips.finders import find_sites, is_registered
 from scalelong.skips.hooks import Argument
 from scalelong.skips.joins import matches
 from scalelong.skips.provenance import Candidate, Provenance
@@ -68,11 +68,21 @@ def sites_from(net: nn.Module, sites: Iterable[Site | str] | None, example: Any)
         return find_sites(net, sites)
     args, kwargs = as_call(net, example)
     if sites is None:
-        try:
-            return find_sites(net)
-        except UnsupportedNetworkError:
-            return _found(net, Provenance(Trace.of(net, args, kwargs)))
+        return _known_or_found(net, args, kwargs)
     return _checked(net, find_sites(net, sites), Provenance(Trace.of(net, args, kwargs)))
+
+
+def _known_or_found(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Site]:
+    """Return the sites of a known structure if the pass confirms their number, else those that it shows."""
+    try:
+        known = find_sites(net)
+    except UnsupportedNetworkError:
+        return _found(net, Provenance(Trace.of(net, args, kwargs)))
+    try:
+        found = _found(net, Provenance(Trace.of(net, args, kwargs)))
+    except UnsupportedNetworkError:
+        return known
+    return found if len(found) != len(known) and not is_registered(net) else known
 
 
 def as_call(net: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -252,6 +252,8 @@ def find_hybrid_decoders(net: nn.Module) -> list[Site] | None:
     decoder, encoder = _parts(net, "decoder", "encoder")
     if not _lists(decoder, encoder) or not all(_skip_argument(layer) == "skip" for layer in decoder):
         return None
+    if not all(hasattr(layer, "conv_tr") and hasattr(layer, "empty") for layer in decoder):
+        return None  # a decoder of another kind
     times: Any = getattr(net, "tdecoder", None) if isinstance(getattr(net, "tdecoder", None), nn.ModuleList) else []
     offset = len(decoder) - len(times)
     consumed = []
