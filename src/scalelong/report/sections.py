@@ -58,7 +58,6 @@ CARD = {
     "extractor": "extractor", "weights": "weights", "resize": "resize", "sampler": "generation.sampler",
     "evaluations per sample": "generation.evaluations", "guidance": "generation.guidance", "EMA": "generation.ema",
     "clipped predictions": "generation.clip_denoised", "share out of range": "generation.far_share",
-    "share of samples out of range": "generation.far_share",
     "sample seed": "generation.sample_seed", "step": "generation.step", "measured": "created",
 }  # fmt: skip
 NO_WEIGHTS = ("none", hashlib.sha256().hexdigest())  # of older versions: the hash of no tensors
