@@ -68,3 +68,21 @@ main(['--help'])
     assert "the scalelong command needs" in answer.stderr
     assert "pip install 'scalelong[train]'" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_dir_and_help_show_lazy_modules_in_a_fresh_process():
+    code = """
+import pydoc
+import scalelong
+assert {"apply", "UViT", "training", "models", "diffusion"} <= set(dir(scalelong)), dir(scalelong)
+assert "attach" not in dir(scalelong)
+assert {"train", "preset", "loop"} <= set(dir(scalelong.training)), dir(scalelong.training)
+page = pydoc.render_doc(scalelong.training, renderer=pydoc.plaintext)
+assert "train(config" in page and "optimizer: `optimizer(net)`" in page
+for name, words in (("Limits", "ratio_growth:"), ("Alarm", "advice:"), ("KappaEstimate", "share_below_5")):
+    assert words in pydoc.render_doc(getattr(scalelong, name), renderer=pydoc.plaintext), name
+assert "timestep" in pydoc.render_doc(scalelong.UViT, renderer=pydoc.plaintext)
+assert not hasattr(scalelong, "nothing")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

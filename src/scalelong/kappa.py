@@ -73,25 +73,40 @@ class Histogram:
 
 @dataclass(frozen=True, repr=False)
 class KappaEstimate:
-    """The range of kappa that suits a dataset and a noise process (Section 4.1). Ratios are ‖ε‖²/‖x_t‖²."""
+    """The range of kappa that suits a dataset and a noise process (Section 4.1). Ratios are ‖ε‖²/‖x_t‖².
+
+    Attributes:
+        num_skips: N, the number of long skips.
+        low, high: The kappa for which Σκ^{2(i−1)} equals the mean ratio, and for which it equals min(5, N).
+        recommended, reason: A value between them, and why.
+        mean_ratio, quantiles, histogram: Of the ratio (Fig. 3b), and `share_below_5`, the share of values below 5.
+        ratio_of_means: E‖ε‖²/E‖x_t‖², which the long tail of the ratio does not affect.
+        mean_input_norm, input_histogram: E‖x_t‖²/m and the distribution of ‖x_t‖²/m.
+        lemma_input_norm: The same mean by Lemma 3.2, for uniform pixels.
+        data_input_norm: The same mean with the second moment of these pixels.
+        mean_alpha_bar: E ᾱ_t over training times.
+        pixel_second_moment, pixel_histogram: Of the pixels (Fig. 3a).
+        process, samples, seed, num_images, dimension: What was measured, and how often.
+        notices: Remarks on the result.
+    """
 
     num_skips: int
-    low: float  # the kappa for which Σκ^{2(i−1)} equals the mean ratio
-    high: float  # the kappa for which it equals min(5, N)
-    recommended: float  # a value between them
+    low: float
+    high: float
+    recommended: float
     reason: str
     mean_ratio: float
-    ratio_of_means: float  # E‖ε‖²/E‖x_t‖², which the long tail of the ratio does not affect
+    ratio_of_means: float
     share_below_5: float
     quantiles: dict[float, float]
-    histogram: Histogram  # of the ratio (Fig. 3b)
-    mean_input_norm: float  # E‖x_t‖²/m
-    lemma_input_norm: float  # the same by Lemma 3.2, for uniform pixels
-    data_input_norm: float  # the same with the second moment of these pixels
+    histogram: Histogram
+    mean_input_norm: float
+    lemma_input_norm: float
+    data_input_norm: float
     mean_alpha_bar: float
     pixel_second_moment: float
-    input_histogram: Histogram  # of ‖x_t‖²/m
-    pixel_histogram: Histogram  # (Fig. 3a)
+    input_histogram: Histogram
+    pixel_histogram: Histogram
     process: str
     samples: int
     seed: int

@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,3 +126,20 @@ def test_one_process_of_accelerate_on_cpus_says_so(tmp_path, monkeypatch, capsys
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")  # what `accelerate launch --cpu` sets
     train(tiny_config(train__steps=1), tmp_path)
     assert "torchrun" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------- docs/your-own-script.md
+
+
+@pytest.mark.parametrize("name", ["loop", "pieces"])
+def test_the_scripts_of_the_documentation_run(tmp_path, monkeypatch, name):
+    page = (Path(__file__).parents[2] / "docs" / "your-own-script.md").read_text(encoding="utf-8")
+    code = page.split(f"<!-- test: {name} -->")[1].split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, f"{name}.py", "exec"), {"steps": 10 if name == "loop" else 2, "__name__": "script"})
+    if name == "loop":
+        assert len([line for line in code.splitlines() if line.strip() and "import" not in line]) <= 23
+        assert (tmp_path / "samples.png").is_file()
+        assert len(read_lines(tmp_path / "stability.jsonl")) >= 1
+    else:
+        assert "weight_norm" in read_lines(tmp_path / "runs" / "mine" / "metrics.jsonl")[-1]

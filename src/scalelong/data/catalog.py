@@ -185,6 +185,8 @@ _SPECS = (
         "shapes", "coloured shapes with captions, drawn from a seed", image_size=16, channels=3, captions=True,
         counts={"train": (4032,), "validation": (128,)},
         read=read_shapes, embedded="scalelong", licence="Apache-2.0",
+        contents={"train": "c36fe24362fc307acbfa8821f692aa66b89990f1ea7ab826a1b5a112fdef19d1",
+                  "validation": "015062091bb219bc13688f78be62e1d041b99165c910155d6623b86245ec0f4e"},
     ),
     DatasetSpec(
         "emoji", "emoji of five icon sets with their names as captions", image_size=32, channels=3, captions=True,

@@ -20,15 +20,26 @@ GENERAL = "a lower learning rate, a longer warm-up or tighter gradient clipping"
 
 @dataclass(frozen=True)
 class Limits:
-    """Thresholds of the alarms. All comparisons are within one window of snapshots."""
+    """Thresholds of the alarms. All comparisons are within one window of snapshots.
 
-    growth: float = 3.0  # newer to older half: oscillation on the probe (if above half of the next limit), median jump
-    oscillation: float = 0.1  # on the probe in the newer half of the window, whatever it was before
-    spike: float = 6.0  # robust standard deviations of log(gradient norm) or log(loss) above the median …
-    gradient_factor: float = 5.0  # … and multiple of the median
+    Attributes:
+        growth: From the older to the newer half: of the oscillation on the probe (if above half of `oscillation`),
+            or of the median jump.
+        oscillation: On the probe in the newer half of the window, whatever it was before.
+        spike: Robust standard deviations of log(gradient norm) or log(loss) above the median, which must also exceed
+        gradient_factor: times the median gradient norm, or
+        loss_factor: times the median loss.
+        ratio_growth: Of the skip-to-backbone ratio, from the oldest tenth of the window to the newest tenth.
+        looks: Least snapshots (or jumps) per side of a comparison. An alarm that returns within them counts once.
+    """
+
+    growth: float = 3.0
+    oscillation: float = 0.1
+    spike: float = 6.0
+    gradient_factor: float = 5.0
     loss_factor: float = 2.0
-    ratio_growth: float = 4.0  # skip-to-backbone ratio of the newest tenth of the window to that of the oldest tenth
-    looks: int = 10  # least snapshots (or jumps) per side of a comparison; an alarm that returns within them is one
+    ratio_growth: float = 4.0
+    looks: int = 10
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -39,18 +50,28 @@ class Limits:
 
 @dataclass(frozen=True)
 class Alarm:
-    """One thing that is wrong."""
+    """One thing that is wrong.
 
-    kind: str  # "nonfinite", "oscillation", "gradient", "loss", "ratio" or "dead"
+    Attributes:
+        kind: "nonfinite", "oscillation", "gradient", "loss", "ratio" or "dead".
+        step, since: The step of the alarm, and the step at which it began.
+        module, what: The module it is at, and what is wrong there.
+        skip: Index of the long skip, if the alarm is at one.
+        times: The range of timesteps in which it is worst, if known.
+        value, reference: The measured value, and the value it is compared with.
+        advice: What may help.
+    """
+
+    kind: str
     step: int
-    since: int  # the step at which it began
+    since: int
     module: str
     what: str
-    skip: int | None = None  # index of the long skip, if the alarm is at one
-    times: tuple[float, float] | None = None  # the timestep range in which it is worst, if known
-    value: float | None = None  # the measured value
-    reference: float | None = None  # the value that it is compared with
-    advice: str = ""  # what may help
+    skip: int | None = None
+    times: tuple[float, float] | None = None
+    value: float | None = None
+    reference: float | None = None
+    advice: str = ""
 
     def __str__(self) -> str:
         times = "" if self.times is None else f", worst at timesteps {self.times[0]:g} to {self.times[1]:g}"
