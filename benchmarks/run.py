@@ -123,7 +123,7 @@ def first_step() -> list[Figure]:
     """CPU seconds of a fresh interpreter from its start to the end of the first `digits` step."""
     code = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r}); import run\n"
-        "run.make_trainer('digits').step()\n"
+        "run.make_trainer('digits-uvit').step()\n"
         "print(time.process_time())"
     )
     seconds = []
@@ -380,7 +380,7 @@ def wall_seconds(world: int, threads: int, steps: int) -> float:
     """Wall seconds of the slowest of `world` processes for `steps` steps of `digits`."""
     code = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r}); import run, torch\n"
-        "trainer = run.make_trainer('digits')\n"
+        "trainer = run.make_trainer('digits-uvit')\n"
         "for _ in range(3): trainer.step()\n"
         "start = time.perf_counter()\n"
         f"for _ in range({steps}): trainer.step()\n"
@@ -403,7 +403,7 @@ def wall_seconds(world: int, threads: int, steps: int) -> float:
 
 
 SECTIONS: dict[str, Callable[[int], list[Figure]]] = {
-    "digits": lambda rounds: step("digits", rounds),
+    "digits": lambda rounds: step("digits-uvit", rounds),
     "cifar10-tiny": lambda rounds: step("cifar10-tiny", max(2, rounds // 3)),
     "unet": lambda rounds: unet(max(2, rounds // 2)),
     "sampling": sampling,

@@ -32,7 +32,7 @@ def test_the_plain_network_equals_ours_with_the_same_weights():
 
 
 def test_ten_training_steps_have_the_losses_of_the_plain_loop():
-    trainer = run.make_trainer("digits")
+    trainer = run.make_trainer("digits-uvit")
     loop = run.plain_loop(trainer)
     for number in range(1, 11):
         batch = trainer.batch(number)

@@ -156,7 +156,7 @@ def _print(evaluation: Evaluation) -> None:
         "sampler": generation.sampler,
         "evaluations per sample": generation.evaluations,
         "guidance": generation.guidance,
-        "clipped predictions": {True: "yes", False: "no"}.get(generation.clip_denoised),  # type: ignore[call-overload]
+        "clipped predictions": {None: None, True: "yes", False: "no"}[generation.clip_denoised],
         "out of range": None if generation.far_share is None else f"{generation.far_share:.1%} before the final clamp",
         "EMA": generation.ema,
         "seeds": None if generation.sample_seed is None else seeds,
