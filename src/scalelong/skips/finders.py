@@ -83,8 +83,8 @@ def _by_structure(net: nn.Module) -> list[Site]:
     parts = [f"{name} ({type(child).__name__})" for name, child in net.named_children()]
     seen = ", ".join(parts[:8]) + (", …" if len(parts) > 8 else "")
     raise UnsupportedNetworkError(
-        f"found no known structure of long skips in {_qualified(type(net))} with {seen or 'no submodules'}. {hint}\n"
-        "To find them, run it once: scalelong.apply(net, scaling, example=(x, t)), with the arguments of one call.\n"
+        f"found no known structure of long skips in {_qualified(type(net))} with {seen or 'no submodules'}. {hint}"
+        "To find them, run it once: scalelong.apply(net, scaling, example=(x, t)), with the arguments of one call. "
         f"To list them, outermost first: sites=[{_guesses(net)}]; for a whole class use scalelong.register_adapter, in "
         "your own forward scalelong.scale_skip."
     )
