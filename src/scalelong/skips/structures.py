@@ -299,7 +299,7 @@ def _rooms(blocks: list[tuple[str, nn.Module, str]]) -> list[tuple[str, str, int
 def find_encoder_features(net: nn.Module) -> list[Site] | None:
     """segmentation-models: `decoder.blocks[k]` takes a feature of the encoder, which lists its `out_channels`."""
     encoder, decoder = _parts(net, "encoder", "decoder")
-    blocks, widths = getattr(decoder, "blocks", None), getattr(encoder, "out_channels", None)
+    (blocks,), (widths,) = _parts(decoder, "blocks"), _parts(encoder, "out_channels")
     if not _lists(blocks) or not isinstance(widths, (list, tuple)) or len(widths) < len(blocks) + 1:
         return None
     names = [_skip_argument(block) for block in blocks]
