@@ -154,7 +154,8 @@ def find_stages(net: nn.Module) -> list[Site] | None:
     kind = next((type(m) for _, m in _units(ups[0], "") if type(m) in kinds), None)  # the block that both sides use
     consumed = list[Site]()
     for s, stage in enumerate(ups):
-        sources = _stage_outputs(downs[len(ups) - 1 - s], f"downs.{len(ups) - 1 - s}", kind)
+        mirror = len(downs) - 1 - s
+        sources = _stage_outputs(downs[mirror], f"downs.{mirror}", kind)
         skip, before = _channels(net.get_submodule(sources[0]))[1] if sources else None, None
         for path, block in (unit for unit in _units(stage, f"ups.{s}") if type(unit[1]) is kind):
             width, after = _channels(block)
@@ -169,33 +170,38 @@ def find_stages(net: nn.Module) -> list[Site] | None:
         layers = [m for m in first.modules() if isinstance(m, nn.modules.conv._ConvNd)]
         parallel = len({m.in_channels for m in layers}) == 1  # kernels of several sizes, concatenated
         skip = sum(m.out_channels for m in layers) if parallel else _channels(first)[1]
-        consumed.append(_joined(final, getattr(net, final), skip or 0, "init_conv"))
+        source = "init_temporal_attn" if _modules(getattr(net, "init_temporal_attn", None)) else "init_conv"
+        consumed.append(_joined(final, getattr(net, final), skip or 0, source))
     return consumed[::-1]
 
 
 def _stage_outputs(stage: nn.Module, path: str, kind: type | None) -> list[str]:
     """Return the modules of an encoder stage whose outputs may be skips: blocks, then the last before resampling."""
-    units = [unit for unit in _units(stage, path) if any(True for _ in unit[1].parameters())]
+    units = _units(stage, path)
     blocks = [k for k, unit in enumerate(units) if type(unit[1]) is kind]
     if not blocks:
         return []
     nested = [units[k][0] for k in blocks if units[k][0].count(".") > path.count(".") + 1]  # a list within the stage
-    last = units[blocks[-1] : len(units) - (blocks[0] == 0 and blocks[-1] < len(units) - 1)][-1][0]
+    after = units[blocks[-1] : len(units) - (blocks[0] == 0 and blocks[-1] < len(units) - 1)]
+    last = [name for name, module in after if any(True for _ in module.parameters())][-1]  # not an Identity
     return [*(nested or [units[k][0] for k in blocks[:-1]]), last]
 
 
 def find_nested_stages(net: nn.Module) -> list[Site] | None:
     """DiC: blocks of `dec_blocks[stage]` that are wider at their input than at their output take [backbone, skip]."""
     encoder, decoder = _parts(net, "enc_blocks", "dec_blocks")
-    if not _lists(encoder, decoder) or not all(_lists(stage) for stage in [*encoder, *decoder]):
+    if not _lists(encoder, decoder) or len(encoder) != len(decoder) or not all(map(_lists, [*encoder, *decoder])):
         return None
-    consumed = []
-    for path, block in [u for s, stage in enumerate(decoder) for u in _units(stage, f"dec_blocks.{s}")]:
-        width, after = _channels(block)
-        if width is None or after is None:
-            return None
-        if width > after:
-            consumed.append(_joined(path, block, width - after))
+    consumed = list[Site]()
+    for s, stage in enumerate(decoder):
+        mirror = len(encoder) - 1 - s
+        sources = [f"enc_blocks.{mirror}.{k}" for k in range(len(encoder[mirror]))][:: -getattr(net, "skip_stride", 1)]
+        for path, block in _units(stage, f"dec_blocks.{s}"):
+            width, after = _channels(block)
+            if width is None or after is None:
+                return None
+            if width > after:
+                consumed.append(_joined(path, block, width - after, sources.pop(0) if sources else None))
     return consumed[::-1]
 
 
@@ -242,7 +248,9 @@ def find_nested(net: nn.Module) -> list[Site] | None:
         elif _modules(*_parts(module, "attention", "upconv", "merge", "submodule")):
             gate: Any = module.attention
             skip = _channels(getattr(gate, "W_x", gate))[0]
-            sites.append(Site(f"{dot}merge", 0, channels=skip, leading=True, source=f"{dot}attention"))
+            parent, _, k = path.rpartition(".")
+            source = f"{parent}.{int(k) - 1}" if k.isdigit() else None  # what runs before this layer
+            sites.append(Site(f"{dot}merge", 0, channels=skip, leading=True, source=source))
     return sites or None
 
 
