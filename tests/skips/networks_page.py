@@ -24,8 +24,8 @@ What `scalelong.apply` does with other people's networks, each in a small config
 - *equal*: the scaled network equals the original with κ multiplied into the joins of its source by hand, bit for bit
   (κ_i are distinct powers of two).
 - *placement*: where κ may act.
-- *by*: **tests** rows are checked by `tests/skips/test_third_party.py` (`make test`, `make test-slow`); **once** rows ran
-  once against the same reference, from the installed package or from a clone of the repository.
+- *by*: **tests** rows are checked by `tests/skips/test_third_party.py` (`make test`, `make test-slow`); **once** rows
+  ran once against the same reference, from the installed package or from a clone of the repository.
 
 `python tests/skips/networks_page.py` writes this page from `results/networks.json`.
 """
