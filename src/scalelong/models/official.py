@@ -130,7 +130,7 @@ def _choose_scaling(requested: Any, calibration: dict[str, Tensor], *, n: int, t
     if not fits:
         names = ", ".join(sorted(calibration)[:4])
         raise UnsupportedNetworkError(f"{spec!r} does not fit the calibration network ({names}), which is {inferred!r}")
-    return inferred if spec is None else replace(spec, activation="relu")  # their SE has a ReLU
+    return replace(spec, activation="relu") if isinstance(spec, LearnableScaling) else inferred  # their SE has a ReLU
 
 
 def _our_key(key: str, n: int) -> str:

@@ -179,7 +179,7 @@ class ScaleLongPipeline(DiffusionPipeline):
             raise InvalidValueError(f"this network has no text, got {name} {prompts}; leave it out")
         if self.text_encoder is None:
             raise invalid("text_encoder", f"an encoder for {name} {prompts}", None, f"or pass {name}_embeds")
-        return self.text_encoder.encode(prompts)  # type: ignore[no-any-return]
+        return self.text_encoder.encode(prompts)
 
     def _labels(self, labels: Any) -> Tensor | None:
         """Return labels (k,), or one label without dimensions, from numbers and names."""
@@ -214,7 +214,7 @@ class ScaleLongPipeline(DiffusionPipeline):
     def _denoise(self, x: Tensor, t: Tensor, **conditions: Tensor) -> Tensor:
         dtype = self.unet.dtype
         cast = {name: c.to(dtype) if c.is_floating_point() else c for name, c in conditions.items()}
-        return Denoiser(self.unet)(x.to(dtype), t, **cast)  # type: ignore[no-any-return]
+        return Denoiser(self.unet)(x.to(dtype), t, **cast)
 
     def _noise(self, n: int, generator: Any, device: torch.device) -> Tensor:
         config = self.unet.config

@@ -13,7 +13,7 @@ class Prediction(Tensor):
     or saved from it is a plain tensor.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def sample(self) -> Tensor:

@@ -159,7 +159,7 @@ class UViT(ModelMixin, ConfigMixin):
         apply(self, spec)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Prediction:
-        return as_prediction(super().__call__(*args, **kwargs))  # type: ignore[no-any-return]
+        return as_prediction(super().__call__(*args, **kwargs))
 
     @property
     def config(self) -> Any:

@@ -153,7 +153,7 @@ class Trainer:
         nulls = {"y": self.null_y, "context": self.null_context}
         with self.accelerator.autocast():
             if self.own.loss is None:
-                null = {f"null_{name}": value for name, value in nulls.items()}
+                null: dict[str, Any] = {f"null_{name}": value for name, value in nulls.items()}
                 return simple_loss(denoise, process, **vars(batch), **null)
             conditions = drop_conditions(make_conditions(batch.y, batch.context), batch.drop, nulls)
             eps_fn = partial(predict_noise, denoise, process, conditions=conditions)
