@@ -15,7 +15,9 @@ SIGNATURES = {
     "scalelong.UViT.from_pretrained": "args kwargs",
     "scalelong.build_unet": "name scaling overrides",
     "scalelong.StackedUNet": "width num_skips block_depth scaling init seed",
-    "scalelong.apply": "net scaling sites placement replace",
+    "scalelong.apply": "net scaling example sites placement replace",
+    "scalelong.find_skips": None,
+    "scalelong.fold": None,
     "scalelong.describe": "net example kwargs",
     "scalelong.remove": "net",
     "scalelong.unscaled": "net",
@@ -40,7 +42,7 @@ SIGNATURES = {
     "scalelong.StabilityMonitor": None,
     "scalelong.StabilityMonitor.step": None,
     "scalelong.StabilityMonitor.note": None,
-    "scalelong.training.train": "config out quiet",
+    "scalelong.training.train": "config out loss optimizer metrics quiet",
     "scalelong.models.registry.Model": "build adapt save load",
 }
 FIELDS = {
