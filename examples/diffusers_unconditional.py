@@ -32,7 +32,6 @@ def main(steps: int = 300, batch_size: int = 64, out: Path = Path("digits-ddpm")
     optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-3)
     accelerator = Accelerator()
     unet, optimizer, loader = accelerator.prepare(unet, optimizer, loader)
-
     losses: list[float] = []
     for (x,) in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps):
         noise, t = torch.randn_like(x), torch.randint(1000, (len(x),), device=x.device)

@@ -272,7 +272,7 @@ def test_each_strange_picture_is_used_or_named(capsys, tmp_path, note):
         outcomes[name] = code
         os.rename(folder / name, tmp_path / "all" / name)
     used = {name for name, code in outcomes.items() if code == 0}
-    assert used == {"good.png", "mislabelled.jpg", "long.png"}, outcomes
+    assert used == {"good.png", "mislabelled.jpg", "long.png", "cmyk.jpg", "sixteen.png"}, outcomes
     code, err = command_line(capsys, "data", "prepare", tmp_path / "all", "--image-size=8", "--skip-bad")
     assert code == 0, err
     assert len(load(str(tmp_path / "all"), image_size=8, skip_bad=True)) == sum(code == 0 for code in outcomes.values())

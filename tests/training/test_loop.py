@@ -128,7 +128,7 @@ def test_observers_do_not_change_a_loss(tmp_path, finished):
     train(config, tmp_path / "run", quiet=True)
     assert losses(tmp_path / "run") == losses(finished)
     files = sorted(p.name for p in (tmp_path / "run" / "samples").iterdir())
-    assert files == [f"step-{step:08d}.png" for step in (2, 4, 6)]
+    assert files == ["real.png", *(f"step-{step:08d}.png" for step in (2, 4, 6))]
 
 
 def test_the_probe_has_as_many_images_as_configured(tmp_path, finished):

@@ -106,7 +106,7 @@ def _old_metrics(data: dict[str, Any]) -> dict[str, Any]:
     """Build `metrics` from an evaluation.json that has top-level values only."""
     card = data["card"]
     frechet = {"value": data.get("frechet"), "interval": data.get("frechet_interval")}
-    metrics = {"fid" if card["metric"] == "FID" else "frechet": frechet}
+    metrics = {"fid" if card.get("metric") == "FID" else "frechet": frechet}
     if data.get("kid") is not None:
         details = {key: card.get(f"kid_{key}") for key in ("n", "subsets", "subset_size")}
         details["spread"] = data.get("kid_spread")

@@ -120,7 +120,7 @@ def table(
 
 def common(title: str, facts: Sequence[tuple[str, str]]) -> Markup | None:
     """Facts that all columns of a table share, in one paragraph."""
-    listed = [[" · " if k else " ", element("b", name), f" {value}"] for k, (name, value) in enumerate(facts)]
+    listed = [[" · " if k else " ", element("strong", name), f" {value}"] for k, (name, value) in enumerate(facts)]
     return element("p", f"{title}:", listed, class_="common") if facts else None
 
 
@@ -141,7 +141,7 @@ def headline(summary: Findings, facts: Sequence[str], unfinished: Mapping[str, s
         element("h1", title),
         bullets(details, "details"),
         element("p", caveat, class_="caveat") if caveat else None,
-        [element("p", element("b", name), f" {how}", class_="caveat failed") for name, how in unfinished.items()],
+        [element("p", element("strong", name), f" {how}", class_="caveat failed") for name, how in unfinished.items()],
     )
 
 
