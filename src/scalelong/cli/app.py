@@ -8,6 +8,7 @@ from typer import Option
 from scalelong.cli._shared import Command, Group
 from scalelong.cli.data import app as data_app
 from scalelong.cli.evaluate import evaluate
+from scalelong.cli.frontier import frontier
 from scalelong.cli.info import doctor, presets
 from scalelong.cli.paper import paper
 from scalelong.cli.runs import compare, report, sample, train
@@ -41,6 +42,6 @@ def _scalelong(
     pass
 
 
-for command in (train, sample, compare, report, evaluate, presets, doctor, kappa, theory, robustness, paper):
+for command in (train, sample, compare, report, evaluate, presets, doctor, kappa, theory, frontier, robustness, paper):
     app.command(cls=Command)(command)
 app.add_typer(data_app, name="data", cls=Group)

@@ -1,4 +1,4 @@
-"""Matplotlib figures of the commands `kappa`, `theory` and `robustness`, and the one function that saves a figure."""
+"""Matplotlib figures of the commands on stability, and the one function that saves a figure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from scalelong.errors import require
 from scalelong.files import FIGURES, atomic_file, check_target
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from scalelong.experiments.frontier_study import Row
     from scalelong.experiments.robustness import Robustness
     from scalelong.kappa import Histogram, KappaEstimate
     from scalelong.theory.report import TheoryReport
@@ -160,6 +161,52 @@ def _robustness_bounds(ax: Axes, report: TheoryReport) -> None:
     ax.set_xticks(range(len(rows)), [row.scaling for row in rows], fontsize=8)
     ax.set(title="Theorem 3.4, norm-preserving", ylabel="‖ΔUNet‖ / ‖δ‖")
     ax.legend(fontsize=8, ncols=2)
+
+
+def draw_frontier(rows: Sequence[Row]) -> Figure:
+    """The frontier against N, one panel per network and optimizer; dashed: Theorem 3.3's ratio to the unscaled run."""
+    settings = list(dict.fromkeys((row.cell.network, row.cell.optimizer) for row in rows))
+    figure = new_figure(5.2 * len(settings), 4.2)
+    for ax, setting in zip(figure.subplots(1, len(settings), squeeze=False).flat, settings, strict=True):
+        own = [row for row in rows if (row.cell.network, row.cell.optimizer) == setting]
+        base = {row.cell.skips: row.frontier.lr for row in own if row.cell.scaling.is_identity}
+        for label, color in zip(dict.fromkeys(row.cell.scaling.label for row in own), _colors(), strict=False):
+            line = sorted((row for row in own if row.cell.scaling.label == label), key=lambda row: row.cell.skips)
+            xs, ys = [row.cell.skips for row in line], [row.frontier.lr for row in line]
+            ax.loglog(xs, ys, "o-", color=color, label=label)
+            dots = [(row.cell.skips, low) for row in line for low, _ in row.frontier.brackets.values()]
+            ax.plot(*zip(*dots, strict=True), ".", ms=4, alpha=0.5, color=color)
+            predicted = [(n, base[n] * row.predicted) for n, row in zip(xs, line, strict=True) if row.predicted]
+            if predicted and not line[0].cell.scaling.is_identity:
+                ax.plot(*zip(*predicted, strict=True), "x--", color=color, lw=1)
+        _ticks(ax, sorted({row.cell.skips for row in own}))
+        ax.set(title=f"{', '.join(setting)}", xlabel="long skips N", ylabel="largest learning rate that trains")
+        ax.legend(fontsize=8)
+    figure.suptitle("Stability frontier (dots: seeds; dashed: Theorem 3.3's ratio)")
+    return figure
+
+
+def draw_sensitivity(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Final loss against learning rate, one panel per network, optimizer and N."""
+    settings = list(dict.fromkeys((row["network"], row["optimizer"], row["skips"]) for row in rows))
+    figure = new_figure(5.2 * len(settings), 4.2)
+    for ax, setting in zip(figure.subplots(1, len(settings), squeeze=False).flat, settings, strict=True):
+        own = [row for row in rows if (row["network"], row["optimizer"], row["skips"]) == setting]
+        for row, color in zip(own, _colors(), strict=False):
+            ax.semilogx(row["lr"], row["loss"], "o-", ms=3, color=color, label=row["label"])
+        ax.set(title=f"{setting[0]}, {setting[1]}, N = {setting[2]}", xlabel="learning rate", ylabel="final loss")
+        ax.legend(fontsize=8)
+    figure.suptitle("Learning-rate sensitivity (a diverged run counts as untrained)")
+    return figure
+
+
+def _colors() -> tuple[str, ...]:
+    return (*SCALINGS, BLUE, RED, YELLOW, "#8fbcbb")
+
+
+def _ticks(ax: Axes, values: Sequence[int]) -> None:
+    ax.set_xticks(values, [str(value) for value in values])
+    ax.minorticks_off()
 
 
 def draw_robustness(result: Robustness) -> Figure:

@@ -1,0 +1,228 @@
+"""The stability frontier: the largest learning rate at which a network still trains, found by bisection.
+
+A run *diverges* if its loss or a weight stops being finite, or if its mean loss over the last tenth of the steps is
+above that of the untrained network on the same batches. Adam hides the size of gradients, which the paper's theorems
+are about; plain SGD does not, so its frontier shows what a scaling does to them.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scalelong.errors import InvalidValueError, invalid, unknown
+from scalelong.experiments.statistics import mean_interval
+
+MakeNet = Callable[[int], nn.Module]  # seed -> an untrained network
+MakeBatch = Callable[[int, int], Sequence[Any]]  # (seed, step) -> the arguments of the network's call, then the target
+Loss = Callable[[Any, Any], Tensor]
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "adamw": torch.optim.AdamW,
+}
+START = {"sgd": 0.01, "momentum": 0.001, "adamw": 0.001}  # where the search begins; it moves by factors of 4
+EXPAND = 4.0
+RANGE = (1e-9, 1e6)
+TOLERANCE = 1.1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One short run at one learning rate. `initial` and `final` are mean losses over the same last batches.
+
+    `final` is None if the run became non-finite, after `steps` steps.
+    """
+
+    lr: float
+    seed: int
+    initial: float
+    final: float | None
+    steps: int
+
+    @property
+    def diverged(self) -> bool:
+        return self.final is None or not self.final <= self.initial
+
+
+@dataclass(frozen=True)
+class StableLearningRate:
+    """The largest learning rate that trains: geometric mean over seeds, with its 95 % t interval.
+
+    lr         geometric mean over seeds of the largest learning rate that trained
+    low, high  the interval; None with one seed
+    brackets   seed → (largest that trained, smallest that diverged)
+    trials     every run of the search
+    """
+
+    lr: float
+    low: float | None
+    high: float | None
+    brackets: dict[int, tuple[float, float]]
+    trials: tuple[Trial, ...]
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" [{self.low:.3g}, {self.high:.3g}]"
+        return f"{self.lr:.3g}{interval}"
+
+
+def mse(output: Any, target: Tensor) -> Tensor:
+    """Mean squared error of a tensor, or of the `.sample` of a diffusers output."""
+    return (getattr(output, "sample", output) - target).square().mean()
+
+
+def run_trial(
+    make_net: MakeNet, make_batch: MakeBatch, lr: float, *,
+    optimizer: str = "sgd", steps: int = 300, seed: int = 0, loss: Loss = mse,
+) -> Trial:  # fmt: skip
+    """Train a new network for `steps` steps at a constant learning rate."""
+    net = make_net(seed)
+    stepper = _optimizer(optimizer)([p for p in net.parameters() if p.requires_grad], lr=lr)
+    window = max(1, steps // 10)
+
+    def batch_loss(step: int) -> Tensor:
+        *inputs, target = make_batch(seed, step)
+        return loss(net(*inputs), target)
+
+    with torch.no_grad():
+        initial = math.fsum(batch_loss(step).item() for step in range(steps - window, steps)) / window
+    if not math.isfinite(initial):
+        raise InvalidValueError(f"the untrained network's loss is {initial}; its learning rate cannot be searched")
+    last = []
+    for step in range(steps):
+        value = batch_loss(step)
+        if not math.isfinite(value.item()):
+            return Trial(lr, seed, initial, None, step)
+        last.append(value.item())
+        stepper.zero_grad()
+        value.backward()
+        stepper.step()
+    if not all(p.isfinite().all() for p in net.parameters()):
+        return Trial(lr, seed, initial, None, steps)
+    return Trial(lr, seed, initial, math.fsum(last[-window:]) / window, steps)
+
+
+def bisect(run: Callable[[float], Trial], start: float, tolerance: float = TOLERANCE) -> Iterator[Trial]:
+    """Yield trials until the largest learning rate that trains and the smallest that diverges are `tolerance` apart.
+
+    It assumes that a network which diverges at one learning rate diverges at every larger one.
+    """
+    trial = run(start)
+    yield trial
+    factor = 1 / EXPAND if trial.diverged else EXPAND
+    first, lr = trial.diverged, start
+    while trial.diverged == first:
+        lr *= factor
+        if not RANGE[0] < lr < RANGE[1]:
+            raise InvalidValueError(
+                f"the network {'diverges' if first else 'trains'} at every learning rate from {start:g} to {lr:g}; "
+                "the frontier is outside the range of the search"
+            )
+        trial = run(lr)
+        yield trial
+    low, high = (lr, lr * EXPAND) if first else (lr / EXPAND, lr)
+    while high / low > tolerance:
+        trial = run(math.sqrt(low * high))
+        yield trial
+        low, high = (low, trial.lr) if trial.diverged else (trial.lr, high)
+
+
+def stable_learning_rate(
+    make_net: MakeNet,
+    make_batch: MakeBatch,
+    *,
+    optimizer: str = "sgd",
+    steps: int = 300,
+    seeds: Iterable[int] = range(3),
+    start: float | None = None,
+    tolerance: float = TOLERANCE,
+    loss: Loss = mse,
+    jobs: int = 1,
+) -> StableLearningRate:
+    """Find the largest learning rate at which a network still trains, by bisection over short runs.
+
+    Args:
+        make_net: Builds an untrained network from a seed. Scale it here: `lambda seed: apply(MyUNet(), scaling)`.
+        make_batch: (seed, step) → the arguments of the network's call and, last, the target. The same numbers must
+            give the same batch, so that all learning rates train on the same data.
+        optimizer: "sgd", "momentum" (SGD with momentum 0.9) or "adamw".
+        steps: Length of a run. A loss above that of the untrained network after it counts as diverged.
+        seeds: One search for each; the interval is over seeds.
+        start: Learning rate of the first run.
+        tolerance: Ratio between the learning rates that trained and diverged at which a search ends.
+        loss: (output, target) → a scalar; mean squared error by default.
+        jobs: Seeds in parallel, in processes; the functions must then be importable (no lambdas).
+
+    Example:
+        >>> found = scalelong.stable_learning_rate(
+        ...     lambda seed: scalelong.StackedUNet(64, 6, init="norm-preserving", seed=seed), make_batch
+        ... )
+        >>> print(found.lr, found.low, found.high)
+    """
+    if steps < 1:
+        raise invalid("steps", "an integer >= 1", steps)
+    if not tolerance > 1:
+        raise invalid("tolerance", "a number > 1", tolerance)
+    _optimizer(optimizer)
+    seeds = list(seeds)
+    if not seeds:
+        raise invalid("seeds", "one or more integers", seeds)
+    options = {"optimizer": optimizer, "steps": steps, "loss": loss}
+    search = partial(_search, make_net, make_batch, start or START[optimizer], tolerance, options)
+    return summarize(trial for trials in parallel(search, seeds, jobs) for trial in trials)
+
+
+def summarize(trials: Iterable[Trial]) -> StableLearningRate:
+    """Combine the finished searches of several seeds."""
+    trials = tuple(trials)
+    brackets = {}
+    for seed in dict.fromkeys(trial.seed for trial in trials):
+        own = [trial for trial in trials if trial.seed == seed]
+        trained = max(trial.lr for trial in own if not trial.diverged)
+        brackets[seed] = trained, min(trial.lr for trial in own if trial.diverged)
+    logs = mean_interval([math.log(trained) for trained, _ in brackets.values()])
+    low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
+    return StableLearningRate(math.exp(logs.mean), low, high, brackets, trials)
+
+
+def lr_sensitivity(losses: Mapping[float, float], initial: float) -> float:
+    """Mean over learning rates of the final loss, capped at the untrained network's, minus the best one.
+
+    0 means that every learning rate of the grid ends at the same loss (Wortsman et al., 2023, average over the grid).
+    """
+    capped = [min(value, initial) if math.isfinite(value) else initial for value in losses.values()]
+    return math.fsum(capped) / len(capped) - min(capped)
+
+
+def parallel(run: Callable[[Any], Any], items: Sequence[Any], jobs: int) -> Iterator[Any]:
+    """Yield `run(item)` in order, from `jobs` processes with one thread each, or in this process if `jobs` is 1."""
+    if jobs < 1:
+        raise invalid("jobs", "an integer >= 1", jobs)
+    if jobs == 1 or len(items) == 1:
+        yield from map(run, items)
+        return
+    context = torch.multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(items)), mp_context=context, initializer=_one_thread) as pool:
+        yield from pool.map(run, items)
+
+
+def _search(
+    make_net: MakeNet, make_batch: MakeBatch, start: float, tolerance: float, options: dict[str, Any], seed: int
+) -> list[Trial]:
+    return list(bisect(partial(run_trial, make_net, make_batch, seed=seed, **options), start, tolerance))
+
+
+def _optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
+    if name not in OPTIMIZERS:
+        raise unknown("optimizer", name, OPTIMIZERS)
+    return OPTIMIZERS[name]
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
