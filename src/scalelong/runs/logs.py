@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import warnings
 from array import array
 from collections import defaultdict
 from dataclasses import dataclass
@@ -215,8 +216,13 @@ class StabilityArrays:
         """Return a mask of the snapshots in the second half of training."""
         return self.steps >= self.steps[-1] / 2 if len(self.steps) else np.zeros(0, bool)
 
+    def norms(self, *path: str, width: int | None = None) -> "NormCurves | None":
+        """Return size, growth and absolute oscillation of norms, `norms("train", "backbone")`; None without numbers."""
+        rows = self.matrix(*path, width=width)
+        return None if rows is None else norm_curves(self.steps, rows)
+
     def oscillation(self, *path: str, width: int | None = None) -> Floats | None:
-        """Return the oscillation over the second half of training, (width,): `oscillation("probe", "backbone")`.
+        """Return the relative oscillation over the second half of training, (width,): `oscillation("probe", "backbone")`.
 
         NaN for fewer than two jumps; None if that holds for all columns.
         """
@@ -232,6 +238,41 @@ class StabilityArrays:
     def alarms(self) -> list[str]:
         """Return the text of every alarm."""
         return [str(alarm["text"]) for alarm in self.log.alarms()]
+
+
+@dataclass(frozen=True)
+class NormCurves:
+    """What Fig. 1 shows of each norm: a curve that grows, and a band around it. Columns as in the matrix.
+
+    smooth  (snapshots, width), the running mean over a twentieth of the snapshots, at least 5
+    final   (width,), the mean over the last tenth
+    growth  (width,), p of norm ∝ step^p, least squares on the logarithms, over the second half of training
+    band    (width,), the absolute oscillation: root mean square of norm − smooth over the second half
+    """
+
+    smooth: Floats
+    final: Floats
+    growth: Floats
+    band: Floats
+
+
+def norm_curves(steps: Floats, norms: Floats) -> NormCurves:
+    """Separate norms (snapshots, width) into a smooth curve and the band around it. Missing snapshots are ignored."""
+    count, width = norms.shape
+    half = max(5, count // 20) // 2
+    windows = [norms[max(0, k - half) : k + half + 1] for k in range(count)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a window, or a column, without a finite value stays NaN
+        smooth = np.array([np.nanmean(np.where(np.isfinite(window), window, np.nan), axis=0) for window in windows])
+        late = steps >= steps[-1] / 2
+        band = np.sqrt(np.nanmean(np.where(np.isfinite(norms), norms - smooth, np.nan)[late] ** 2, axis=0))
+        final = np.nanmean(np.where(np.isfinite(norms), norms, np.nan)[steps >= 0.9 * steps[-1]], axis=0)
+    growth = np.full(width, np.nan)
+    for column in range(width):
+        keep = late & np.isfinite(norms[:, column]) & (norms[:, column] > 0) & (steps > 0)
+        if keep.sum() > 2:
+            growth[column] = np.polyfit(np.log(steps[keep]), np.log(norms[keep, column]), 1)[0]
+    return NormCurves(smooth, final, growth, band)
 
 
 def read_stability_arrays(path: Path) -> StabilityArrays | None:
