@@ -41,6 +41,7 @@ SMALL = {
     "doctor": "",
     "kappa": "--samples 500",
     "theory": "--seeds 2 --width 32 --skips 2 --depth 1",
+    "frontier": "--skips 2 --steps 10 --seeds 1 --jobs 1",
     "robustness": "--images 4 --samples 0 --points 1 --bins 1 --variance 0.1",
     "paper list": "",
     "paper page": "",

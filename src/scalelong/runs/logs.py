@@ -217,7 +217,7 @@ class StabilityArrays:
         return self.steps >= self.steps[-1] / 2 if len(self.steps) else np.zeros(0, bool)
 
     def norms(self, *path: str, width: int | None = None) -> "NormCurves | None":
-        """Return size, growth and absolute oscillation: `norms("train", "backbone")`. None if it has no number."""
+        """Return size, growth and absolute oscillation: `norms("train", "backbone")`. None without numbers."""
         rows = self.matrix(*path, width=width)
         return None if rows is None else norm_curves(self.steps, rows)
 
