@@ -222,7 +222,7 @@ class StabilityArrays:
         return None if rows is None else norm_curves(self.steps, rows)
 
     def oscillation(self, *path: str, width: int | None = None) -> Floats | None:
-        """Return the relative oscillation over the second half of training, (width,): `oscillation("probe", "backbone")`.
+        """Return the relative oscillation over the second half, (width,): `oscillation("probe", "backbone")`.
 
         NaN for fewer than two jumps; None if that holds for all columns.
         """
