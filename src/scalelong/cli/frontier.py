@@ -37,7 +37,7 @@ def frontier(
     """Find the largest learning rate at which a network still trains, for each scaling, by bisection.
 
     A run diverges if it becomes non-finite, or if its loss after --steps is above that of the untrained network. The
-    default shows Theorem 3.3 at work in about a minute: plain SGD on the network of Eq. 3.
+    default shows Theorem 3.3 at work in a few minutes: plain SGD on the network of Eq. 3.
 
     Examples:
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scalelong import counter
-from scalelong.errors import invalid, unknown
+from scalelong.errors import ScalingWarning, invalid, unknown
 from scalelong.experiments.frontier import (
     START,
     StableLearningRate,
@@ -31,7 +32,7 @@ from scalelong.experiments.statistics import Estimate, mean_interval, paired_rat
 from scalelong.files import json_line_blocks
 from scalelong.process import VPSDE
 from scalelong.progress import track
-from scalelong.scaling import FixedScaling, Scaling
+from scalelong.scaling import Scaling
 from scalelong.skips import apply
 from scalelong.theory.bounds import gradient_path_sums
 from scalelong.theory.stacked import StackedUNet
@@ -131,7 +132,8 @@ NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
 
 def build_network(network: str, skips: int, scaling: Scaling, seed: int) -> nn.Module:
     """Build an untrained network; all scalings of one seed share its weights. The global random state is restored."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScalingWarning)  # skips that are almost cut are part of the study
         torch.manual_seed(seed)
         net = NETWORKS[network](skips, seed)
         apply(net.net if isinstance(net, FlatEq3) else net, scaling)
@@ -258,9 +260,10 @@ def predicted_rate(scaling: Scaling, skips: int) -> float | None:
 
     For a quadratic loss ‖∇ℓ‖² ≤ 2λℓ, and SGD is stable up to 2/λ. None for a learned scaling.
     """
-    if not isinstance(scaling, FixedScaling):
+    kappas = scaling.coefficients(skips)
+    if kappas is None:
         return None
-    sums = gradient_path_sums(scaling.coefficients(skips), "norm-preserving", DEPTH)
+    sums = gradient_path_sums(kappas, "norm-preserving", DEPTH)
     return 1 / math.fsum(value for row in sums for value in row)
 
 
