@@ -120,8 +120,7 @@ def test_networks_of_the_study_have_n_skips_and_share_weights_between_scalings(n
     assert own.keys() < other.keys()
     assert all(torch.equal(own[name], other[name]) for name in own)
     x, t, eps = digits_batch(0, 3)
-    inner = plain.net if network == "eq3" else plain
-    assert len(scalelong.describe(inner).rows) == 6
+    assert len(scalelong.describe(plain).rows) == 6
     output = plain(x, t)
     assert getattr(output, "sample", output).shape == eps.shape
 

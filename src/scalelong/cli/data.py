@@ -101,7 +101,7 @@ def prepare(
             skip_bad=skip_bad, source=source, config=config, image_column=image_column, label_column=label_column,
             caption_column=caption_column, force=force,
         )  # fmt: skip
-        (data.folder / CHOSEN).touch()  # training on this data uses these options unless it is told otherwise
+        (data.folder / CHOSEN).touch()  # training on this data uses these options unless others are given
         results.append({**data.manifest, "folder": str(data.folder)})
         if not json:
             _print_prepared(results[-1])

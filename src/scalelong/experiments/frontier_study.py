@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -32,8 +31,9 @@ from scalelong.experiments.statistics import Estimate, mean_interval, paired_rat
 from scalelong.files import json_line_blocks
 from scalelong.process import VPSDE
 from scalelong.progress import track
+from scalelong.runs.logs import JsonLines
 from scalelong.scaling import Scaling
-from scalelong.skips import apply
+from scalelong.skips import apply, scale_skip
 from scalelong.theory.bounds import gradient_path_sums
 from scalelong.theory.stacked import StackedUNet
 
@@ -64,8 +64,6 @@ class ConvUNet(nn.Module):
         self.long_skips = (channels,) * skips
 
     def forward(self, x: Tensor, t: Tensor | None = None) -> Tensor:  # (B, 1, H, W) -> (B, 1, H, W)
-        from scalelong.skips import scale_skip
-
         x, skips = self.first(x), []
         for i, encoder in enumerate(self.encoders, start=1):
             x = encoder(x)
@@ -88,15 +86,11 @@ def _block(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(first, nn.ReLU(), last)
 
 
-class FlatEq3(nn.Module):
+class FlatEq3(StackedUNet):
     """The network of Eq. 3 on 8×8 images: 64 pixels are its width m."""
 
-    def __init__(self, skips: int, seed: int) -> None:
-        super().__init__()
-        self.net = StackedUNet(WIDTH, skips, DEPTH, init="norm-preserving", seed=seed)
-
     def forward(self, x: Tensor, t: Tensor | None = None) -> Tensor:  # (B, 1, 8, 8) -> (B, 1, 8, 8)
-        return self.net(x.flatten(1)).view_as(x)
+        return super().forward(x.flatten(1)).view_as(x)
 
 
 def _uvit(skips: int) -> nn.Module:
@@ -122,7 +116,7 @@ def _unet(skips: int) -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
-    "eq3": FlatEq3,
+    "eq3": lambda skips, seed: FlatEq3(WIDTH, skips, DEPTH, init="norm-preserving", seed=seed),
     "conv-add": lambda skips, seed: ConvUNet(skips, "add"),
     "conv-cat": lambda skips, seed: ConvUNet(skips, "cat"),
     "uvit": lambda skips, seed: _uvit(skips),
@@ -135,9 +129,7 @@ def build_network(network: str, skips: int, scaling: Scaling, seed: int) -> nn.M
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", ScalingWarning)  # skips that are almost cut are part of the study
         torch.manual_seed(seed)
-        net = NETWORKS[network](skips, seed)
-        apply(net.net if isinstance(net, FlatEq3) else net, scaling)
-    return net
+        return apply(NETWORKS[network](skips, seed), scaling)
 
 
 def digits_batch(seed: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -294,12 +286,9 @@ def _run(path: Path, known: dict[tuple[str, int, float], Trial], task: tuple[Cel
     if (trial := known.get((cell.key, seed, lr))) is not None:
         return trial
     trial = cell.trial(seed, lr)
-    line = (json.dumps({"cell": cell.key} | asdict(trial)) + "\n").encode()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)  # one write: processes do not mix their lines
-    try:
-        os.write(file, line)
-    finally:
-        os.close(file)
+    log = JsonLines(path)  # appends a short line in one write: processes do not mix theirs
+    log.write({"cell": cell.key} | asdict(trial))
+    log.close()
     return trial
 
 

@@ -68,7 +68,7 @@ def _busy_seconds() -> float:
 
 
 def _reset_peak() -> bool:
-    """Forget the peak memory of start-up and preparation. Only Linux can; elsewhere there is no figure."""
+    """Forget the peak memory of start-up and preparation. Linux only; elsewhere peak memory is not reported."""
     try:
         (PROC / "clear_refs").write_text("5", encoding="ascii")
     except OSError:
