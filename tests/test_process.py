@@ -19,6 +19,7 @@ from scalelong.process import PROCESSES, VPSDE, get_process
 every_process = pytest.mark.parametrize("name", PROCESSES)
 SCHEDULERS = {
     "ddpm": {},
+    "cosine": {"beta_schedule": "squaredcos_cap_v2"},
     "sd": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"},
 }
 
@@ -27,9 +28,10 @@ SCHEDULERS = {
 def test_discrete_schedules_equal_diffusers(name):
     theirs = DDPMScheduler(**SCHEDULERS[name])
     ours = get_process(name).alpha_bar(torch.arange(1, 1001))
-    # diffusers computes β and their cumulative product in float32.
-    torch.testing.assert_close(ours, (1 - theirs.betas.double()).cumprod(0), rtol=5e-7, atol=0)
-    torch.testing.assert_close(ours, theirs.alphas_cumprod.double(), rtol=2e-6, atol=0)
+    # diffusers computes β and their cumulative product in float32; 1 − 0.999, the last β of "cosine", loses 4 digits.
+    lost = 100 if name == "cosine" else 1
+    torch.testing.assert_close(ours, (1 - theirs.betas.double()).cumprod(0), rtol=lost * 5e-7, atol=0)
+    torch.testing.assert_close(ours, theirs.alphas_cumprod.double(), rtol=lost * 2e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -53,7 +55,8 @@ def test_betas_multiply_to_alpha_bar(name):
     torch.testing.assert_close((1 - process.betas()).cumprod(0), process.alpha_bar(process.grid()), rtol=1e-12, atol=0)
     # The same through diffusers in float32:
     theirs = DDPMScheduler(trained_betas=process.betas().numpy()).alphas_cumprod
-    torch.testing.assert_close(theirs.double(), process.alpha_bar(process.grid()), rtol=2e-6, atol=0)
+    rtol = 1e-4 if name == "cosine" else 2e-6
+    torch.testing.assert_close(theirs.double(), process.alpha_bar(process.grid()), rtol=rtol, atol=0)
 
 
 def test_the_mean_of_alpha_bar_is_the_papers():
@@ -96,7 +99,7 @@ def test_the_network_receives_the_timesteps_of_the_papers_networks():
 def test_training_times_cover_the_process_evenly():
     u = counter.uniform(0, Stream.TIME, 0, 0, 200_000)
     assert torch.equal(get_process("vp").times(u), u)
-    for name in ("ddpm", "sd"):
+    for name in ("ddpm", "cosine", "sd"):
         n = get_process(name).times(u)
         counts = torch.bincount(n.long(), minlength=1001)
         assert n.dtype == torch.float32

@@ -36,6 +36,8 @@ class Stream(IntEnum):
     PROBE_TIME = 8  # the fixed probe batch
     PROBE_NOISE = 9
     LATENT = 10  # where in an autoencoder's posterior a latent is taken
+    DROPOUT = 11  # the seed of dropout at a step
+    EXTRA_NOISE = 12  # extra noise on the network's input (data.extra_noise)
 
 
 def uniform(seed: int, stream: int, step: int, first: int, count: int, shape: int | Sequence[int] = ()) -> Tensor:

@@ -5,6 +5,7 @@ time: t in [0, 1] for the VP-SDE, n in 1 … 1000 for the discrete schedules (n 
 Schedules are computed in float64, because 1 − ᾱ is lost to rounding near the clean image in float32.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -133,21 +134,17 @@ class VPSDE(Process):
 
 @dataclass(frozen=True)
 class DiscreteProcess(Process):
-    """1000 steps, β^(1/power) linear in n: ᾱ_n = ∏_{i ≤ n}(1 − β_i). Between steps ln ᾱ is interpolated linearly."""
+    """1000 steps: ᾱ_n = ∏_{i ≤ n}(1 − β_i). Between steps ln ᾱ is interpolated linearly."""
 
-    beta_start: float
-    beta_end: float
     steps: ClassVar[int] = 1000
-    power: ClassVar[int]
     first_step: ClassVar[int]  # the timestep that the network receives at n = 1
     continuous: ClassVar[bool] = False
     t_max: ClassVar[float] = 1000.0
     t_min: ClassVar[float] = 1.0
 
-    def __post_init__(self) -> None:
-        if not 0 < self.beta_start <= self.beta_end < 1:
-            got = (self.beta_start, self.beta_end)
-            raise invalid("beta_start, beta_end", "0 < beta_start <= beta_end < 1", got)
+    @abstractmethod
+    def step_betas(self) -> Tensor:
+        """β_1 … β_1000, float64."""
 
     def log_alpha_bar(self, t: Time) -> Tensor:
         t = _float64(t).clamp(0, self.steps)
@@ -169,7 +166,25 @@ class DiscreteProcess(Process):
 
 
 @dataclass(frozen=True)
-class DDPM(DiscreteProcess):
+class PowerProcess(DiscreteProcess):
+    """β^(1/power) linear in n."""
+
+    beta_start: float
+    beta_end: float
+    power: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta_start <= self.beta_end < 1:
+            got = (self.beta_start, self.beta_end)
+            raise invalid("beta_start, beta_end", "0 < beta_start <= beta_end < 1", got)
+
+    def step_betas(self) -> Tensor:
+        start, end = (beta ** (1 / self.power) for beta in (self.beta_start, self.beta_end))
+        return torch.linspace(start, end, self.steps, dtype=torch.float64) ** self.power
+
+
+@dataclass(frozen=True)
+class DDPM(PowerProcess):
     """DDPM's schedule, β linear in n (Ho et al., 2020). The network receives n − 1 = 0 … 999, as in diffusers."""
 
     beta_start: float = 1e-4
@@ -180,7 +195,7 @@ class DDPM(DiscreteProcess):
 
 
 @dataclass(frozen=True)
-class StableDiffusion(DiscreteProcess):
+class StableDiffusion(PowerProcess):
     """Stable Diffusion's schedule for latents, √β linear in n. The network receives n = 1 … 1000."""
 
     beta_start: float = 0.00085
@@ -190,19 +205,38 @@ class StableDiffusion(DiscreteProcess):
     first_step: ClassVar[int] = 1
 
 
+@dataclass(frozen=True)
+class Cosine(DiscreteProcess):
+    """IDDPM's schedule, ᾱ_n ∝ cos²((n/1000 + s)/(1 + s)·π/2) with β at most 0.999 (Nichol & Dhariwal, 2021).
+
+    The network receives n − 1 = 0 … 999, as in diffusers, where the schedule is called squaredcos_cap_v2.
+    """
+
+    s: float = 0.008
+    name: ClassVar[str] = "cosine"
+    first_step: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.s < 1:
+            raise invalid("s", "in [0, 1)", self.s)
+
+    def step_betas(self) -> Tensor:
+        n = torch.arange(self.steps + 1, dtype=torch.float64) / self.steps
+        alpha_bar = ((n + self.s) / (1 + self.s) * (math.pi / 2)).cos() ** 2
+        return (1 - alpha_bar[1:] / alpha_bar[:-1]).clamp(max=0.999)
+
+
 @lru_cache
 def _log_alpha_bar_table(process: DiscreteProcess) -> Tensor:
     """ln ᾱ_0 … ln ᾱ_1000, float64; ᾱ_0 = 1, the empty product."""
-    start, end = (beta ** (1 / process.power) for beta in (process.beta_start, process.beta_end))
-    betas = torch.linspace(start, end, process.steps, dtype=torch.float64) ** process.power
-    return torch.cat([torch.zeros(1, dtype=torch.float64), torch.log1p(-betas).cumsum(0)])
+    return torch.cat([torch.zeros(1, dtype=torch.float64), torch.log1p(-process.step_betas()).cumsum(0)])
 
 
-PROCESSES: dict[str, type[Process]] = {kind.name: kind for kind in (VPSDE, DDPM, StableDiffusion)}
+PROCESSES: dict[str, type[Process]] = {kind.name: kind for kind in (VPSDE, DDPM, Cosine, StableDiffusion)}
 
 
 def get_process(spec: str | Mapping[str, Any] | Process) -> Process:
-    """Return a process by name ("vp", "ddpm", "sd") or from a mapping: its name and any of its parameters."""
+    """Return a process by name ("vp", "ddpm", "cosine", "sd") or from a mapping: its name and any of its parameters."""
     if isinstance(spec, Process):
         return spec
     settings = {"name": spec} if isinstance(spec, str) else dict(spec)

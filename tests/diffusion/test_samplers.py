@@ -24,8 +24,8 @@ DATA = GaussianData()
 
 
 def end_of(sampler, process):
-    """DPM-Solver-fast stops at t_min; the others reach t = 0."""
-    return process.t_min if sampler.name == "dpm-solver-fast" else 0.0
+    """The singlestep solvers stop at t_min; the others reach t = 0."""
+    return process.t_min if sampler.name in ("dpm-solver-fast", "dpm-solver++3s") else 0.0
 
 
 def draws(shape):
@@ -40,7 +40,9 @@ class TestOnGaussianData:
         law = output_law(sampler, process, DATA, steps)
         mean, std = DATA.marginal(process, end_of(sampler, process))
         # First-order samplers err by about 2 % of the spread at 400 steps and by 6 % at 50, higher orders by less.
-        tolerance = {"ddpm": 0.012, "ddim": 0.035, "dpm-solver++": 0.02, "dpm-solver-fast": 5e-4}.get(name, 2e-3)
+        tolerances = {"ddpm": 0.012, "ddpm-large": 0.012, "ddim": 0.035, "dpm-solver++": 0.02, "dpm-solver-fast": 5e-4}
+        tolerances["dpm-solver++3s"] = 0.025  # uniform in time: its last steps are long in λ
+        tolerance = tolerances.get(name, 2e-3) * (3 if process_name == "cosine" else 1)  # its λ starts at −10, not −5
         assert law.mean == pytest.approx(mean, abs=1e-3)
         assert law.std == pytest.approx(std, abs=tolerance)
 
@@ -94,7 +96,7 @@ class TestOnGaussianData:
         for name in PROCESSES:
             process = get_process(name)
             x = get_sampler("dpm-solver-fast")(DATA.eps(process), x_T, process, 50)
-            torch.testing.assert_close(x, DATA.ode_solution(process, x_T, process.t_min), rtol=0, atol=2e-3)
+            torch.testing.assert_close(x, DATA.ode_solution(process, x_T, process.t_min), rtol=0, atol=3e-3)
 
     def test_samples_of_euler_maruyama_have_the_predicted_law(self):
         # With real noise: 20,000 images, standard errors of std/√n.

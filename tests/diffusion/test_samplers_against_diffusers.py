@@ -43,6 +43,8 @@ def theirs(scheduler, name, steps, make=network, **arguments):
     scheduler.set_timesteps(steps)
     x = X_T
     for step in scheduler.timesteps:
+        if step == scheduler.timesteps[-1] and scheduler.config.get("variance_type") == "fixed_large":
+            scheduler.register_to_config(variance_type="fixed_small")  # theirs adds noise to the final image
         x = scheduler.step(net(x, step), step, x, **arguments).prev_sample
     return x
 
@@ -56,11 +58,13 @@ def test_ddim_equals_DDIMScheduler(name, steps):
 
 @discrete
 @pytest.mark.parametrize("steps", [1, 2, 10, 50, 1000])
-def test_ddpm_equals_DDPMScheduler_given_the_same_noise(name, steps):
-    scheduler = DDPMScheduler(**NAMED[name], clip_sample=False, timestep_spacing="trailing")
+@pytest.mark.parametrize(("sampler", "variance"), [("ddpm", "fixed_small"), ("ddpm-large", "fixed_large")])
+def test_ddpm_equals_DDPMScheduler_given_the_same_noise(name, steps, sampler, variance):
+    settings = {"clip_sample": False, "timestep_spacing": "trailing", "variance_type": variance}
+    scheduler = DDPMScheduler(**NAMED[name], **settings)
     expected = theirs(scheduler, name, steps, generator=torch.Generator().manual_seed(7))
     replay = torch.Generator().manual_seed(7)
-    x = ours("ddpm", name, steps, lambda k: torch.randn(X_T.shape, generator=replay))
+    x = ours(sampler, name, steps, lambda k: torch.randn(X_T.shape, generator=replay))
     torch.testing.assert_close(x, expected, rtol=2e-4, atol=2e-4)
 
 
@@ -102,27 +106,43 @@ def test_dpm_solver_plus_plus_equals_DPMSolverMultistepScheduler(name, steps):
     torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["vp", *NAMED])
-@pytest.mark.parametrize("steps", [1, 2, 4, 5, 50])
-def test_dpm_solver_fast_equals_DPMSolverSinglestepScheduler_on_the_same_points(name, steps):
-    # Their order list equals ours (3 … 3 and the rest). Their grid is set to our λ (thirds of each interval).
-    # DPM-Solver-3's second inner point is the update they call "heun", its end the one they call "midpoint".
-    process, orders = get_process(name), singlestep_orders(steps)
-    ends = torch.linspace(
-        float(process.lambda_(process.t_max)), float(process.lambda_(process.t_min)), len(orders) + 1
-    ).double()
+def thirds_in_lambda(process, orders):
+    """Steps uniform in λ, their inner points at halves or thirds."""
+    ends = torch.linspace(*(float(process.lambda_(t)) for t in (process.t_max, process.t_min)), len(orders) + 1).double()
     points = [
         ends[i] + (ends[i + 1] - ends[i]) * part / order for i, order in enumerate(orders) for part in range(order)
     ]
-    lambdas = torch.stack([*points, ends[-1]])
-    with pytest.warns(FutureWarning, match="dpmsolver"):
-        scheduler = DPMSolverSinglestepScheduler(
-            trained_betas=process.betas().numpy(),
-            algorithm_type="dpmsolver",
-            solver_order=3,
-            lower_order_final=True,
-            final_sigmas_type="sigma_min",
-        )
+    return torch.stack([*points, ends[-1]])
+
+
+def uniform_in_time(process, orders):
+    return process.lambda_(torch.linspace(process.t_max, process.t_min, sum(orders) + 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["vp", *NAMED])
+@pytest.mark.parametrize("steps", [1, 2, 4, 5, 50])
+@pytest.mark.parametrize(
+    ("sampler", "algorithm", "points"),
+    [
+        ("dpm-solver-fast", "dpmsolver", thirds_in_lambda),
+        ("dpm-solver++3s", "dpmsolver++", uniform_in_time),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*dpmsolver:FutureWarning")
+def test_singlestep_solvers_equal_DPMSolverSinglestepScheduler_on_the_same_points(
+    name, steps, sampler, algorithm, points
+):
+    # Their order list equals ours (3 … 3 and the rest). Their grid is set to our λ.
+    # The second inner point of a step of order 3 is the update they call "heun", its end the one they call "midpoint".
+    process, orders = get_process(name), singlestep_orders(steps)
+    lambdas = points(process, orders)
+    scheduler = DPMSolverSinglestepScheduler(
+        trained_betas=process.betas().numpy(),
+        algorithm_type=algorithm,
+        solver_order=3,
+        lower_order_final=True,
+        final_sigmas_type="sigma_min",
+    )
     scheduler.set_timesteps(steps)
     assert scheduler.order_list == [part + 1 for order in orders for part in range(order)]
     scheduler.sigmas = (-lambdas).exp()
@@ -133,7 +153,7 @@ def test_dpm_solver_fast_equals_DPMSolverSinglestepScheduler_on_the_same_points(
         scheduler.register_to_config(solver_type="heun" if inside_a_three else "midpoint")
         step = process.inverse_lambda(lambdas[index]) / grid - 1
         x = scheduler.step(net(x, step), scheduler.timesteps[index], x).prev_sample
-    result = get_sampler("dpm-solver-fast")(lambda x, t: net(x, t / grid - 1), X_T.double(), process, steps)
+    result = get_sampler(sampler)(lambda x, t: net(x, t / grid - 1), X_T.double(), process, steps)
     torch.testing.assert_close(result, x, rtol=1e-5, atol=1e-5)
 
 

@@ -66,6 +66,18 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, scaling
     assert all(torch.equal(a.state_dict()[k], b.state_dict()[k]) for k in a.state_dict())
 
 
+def test_a_run_with_dropout_resumes_bit_for_bit(tmp_path):
+    unet = {"model__kind": "unet", "model__channels": "8,16", "model__layers": 1}
+    settings = {"name": "digits", **unet, "model__dropout": 0.3}
+    train(tiny_config(**settings), tmp_path / "whole", quiet=True)
+    train(tiny_config(**settings, train__steps=3), tmp_path / "parts", quiet=True)
+    torch.manual_seed(5)
+    train(tiny_config(**settings), tmp_path / "parts", quiet=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    train(tiny_config(**{**settings, "model__dropout": 0.0}), tmp_path / "without", quiet=True)
+    assert losses(tmp_path / "without") != losses(tmp_path / "whole")
+
+
 def test_more_steps_continue_a_finished_run(tmp_path, finished):
     folder = tmp_path / "longer"
     shutil.copytree(finished, folder)

@@ -43,6 +43,19 @@ def test_noise_depends_on_seed_and_step_and_not_on_the_scaling():
     assert not torch.equal(plain.batch(3).eps, other.batch(3).eps)
 
 
+def test_extra_noise_of_the_given_variance_reaches_the_network_and_not_the_target():
+    plain, noisy = make_trainer(), make_trainer(data__extra_noise=0.25)
+    batch = noisy.batch(3)
+    assert torch.equal(batch.eps, plain.batch(3).eps)
+    assert batch.extra.var().item() == pytest.approx(0.25, rel=0.2)  # 8 × 64 values
+    process = noisy.examples.process
+    x_t = process.add_noise(batch.x_0, batch.eps, batch.t) + batch.extra
+    expected = (noisy.net(x_t, 999 * batch.t) - batch.eps).square().flatten(1).mean(1)
+    torch.testing.assert_close(noisy.losses(batch), expected)
+    assert plain.batch(3).extra is None
+    assert noisy.examples.probe(4).extra is None  # validation and the monitor see no extra noise
+
+
 def test_every_image_is_used_once_per_epoch():
     config = tiny_config(train__batch_size=100)
     examples = Examples(config, "train")

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from scalelong.errors import unknown
 
-SAMPLERS = ("euler-maruyama", "euler-ode", "dpm-solver-fast", "ddpm", "ddim", "dpm-solver++")
+SAMPLERS = (
+    "euler-maruyama", "euler-ode", "dpm-solver-fast", "ddpm", "ddpm-large", "ddim", "dpm-solver++", "dpm-solver++3s",
+)  # fmt: skip
 EXTRACTORS = ("inception", "pixels")
 PRECISIONS = ("fp32", "bf16", "fp16")
-PROCESSES = ("vp", "ddpm", "sd")
+PROCESSES = ("vp", "ddpm", "cosine", "sd")
 DATASETS = ("digits", "fashion-mnist", "cifar10", "shapes", "emoji", "celeba64", "imagenet64", "coco")
 
 

@@ -34,7 +34,7 @@ def kappa(
     ],
     skips: Annotated[int, Option(min=1, help="N, the number of long skips of the network.")],
     process: Annotated[
-        str, Option(help="The noise process: ddpm, vp or sd.", autocompletion=one_of(PROCESSES))
+        str, Option(help="The noise process: ddpm, vp, cosine or sd.", autocompletion=one_of(PROCESSES))
     ] = "ddpm",
     image_size: Annotated[int | None, Option(help="Crop and resize the images to this size first.")] = None,
     samples: Annotated[int, Option(min=1, help="Number of (image, time, noise) draws.")] = 50_000,

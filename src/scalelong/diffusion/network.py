@@ -53,8 +53,11 @@ def make_conditions(y: Tensor | None = None, context: Tensor | None = None) -> C
     return {name: value for name, value in (("y", y), ("context", context)) if value is not None}
 
 
-def predict_noise(net: Network, process: Process, x_t: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
-    """ε̂(x_t, t): (B, …), at least float32. t is in the process's own time."""
+def predict_noise(
+    net: Network, process: Process, x_t: Tensor, t: Tensor, conditions: Conditions, extra: Tensor | None = None
+) -> Tensor:
+    """ε̂(x_t + extra, t): (B, …), at least float32. t is in the process's own time."""
+    x_t = x_t if extra is None else x_t + extra
     eps = net(x_t, process.network_time(t).to(x_t.device), **conditions)
     if not isinstance(eps, Tensor):
         raise invalid("the network's output", "a tensor", type(eps).__name__, "wrap it in Denoiser, or unpack it")
@@ -101,6 +104,7 @@ def simple_loss(
     drop: Tensor | None = None,
     null_y: int | Tensor | None = None,
     null_context: Tensor | None = None,
+    extra: Tensor | None = None,
 ) -> Tensor:
     """L_simple = E‖ε − ε̂(x_t, t)‖² with x_t of Eq. 1 (Eq. 2, as a mean over elements), per sample: (B,).
 
@@ -112,10 +116,11 @@ def simple_loss(
         y, context: labels (B,) and text tokens (B, L, D).
         drop: boolean mask (B,) of samples whose conditions become null, for classifier-free guidance.
         null_y, null_context: the null label and the tokens of the empty prompt.
+        extra: noise added to the network's input but not to the target, (B, …), as in Fig. 3c.
     """
     conditions = drop_conditions(make_conditions(y, context), drop, {"y": null_y, "context": null_context})
     x_t = process.add_noise(x_0, eps, t)
-    predicted = predict_noise(net, process, x_t, t, conditions)
+    predicted = predict_noise(net, process, x_t, t, conditions, extra)
     return (eps - predicted).square().flatten(1).mean(1)
 
 

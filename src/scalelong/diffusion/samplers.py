@@ -5,9 +5,11 @@
 | euler-maruyama | reverse SDE, Euler–Maruyama | CIFAR-10, CelebA |
 | euler-ode | probability-flow ODE, Euler | |
 | dpm-solver-fast | DPM-Solver, singlestep of order 3 | ImageNet 64 |
-| ddpm | ancestral sampling | |
+| ddpm | ancestral sampling, smaller variance ("fixedsmall") | |
+| ddpm-large | ancestral sampling, variance β ("fixedlarge") | CIFAR-10 with DDPM's U-Net |
 | ddim | DDIM with η = 0 | |
-| dpm-solver++ | DPM-Solver++(2M) | COCO |
+| dpm-solver++ | DPM-Solver++(2M) | |
+| dpm-solver++3s | DPM-Solver++, singlestep of order 3, uniform in time | COCO |
 
 A step is one network evaluation in every sampler, so that budgets compare.
 """
@@ -180,12 +182,55 @@ def _first_order(x: Tensor, eps: Tensor, s: _Point, t: _Point) -> Tensor:
     return exp(t.log_alpha - s.log_alpha) * x - (t.sigma * expm1(t.lambda_ - s.lambda_)) * eps
 
 
+# ------------------------------------------------------------ DPM-Solver++(3S) (Lu et al., 2022, second paper)
+# The same in the predicted image x̂ = (x − σ·ε̂)/α:  x_t = (σ_t/σ_s)·x_s + σ_t ∫ e^λ x̂ dλ.  As in U-ViT's code for
+# COCO, the evaluations are uniform in time, so the inner points of a step are at uneven shares r_1, r_2 of its λ.
+
+
+def _dpm_solver_plus_plus_3s(eps_fn: EpsFn, x: Tensor, process: Process, steps: int, noise: NoiseFn) -> Tensor:
+    """From t_max to t_min. A step of order k spends k evaluations and covers k intervals of the time grid."""
+    times = torch.linspace(process.t_max, process.t_min, steps + 1, dtype=torch.float64)
+    points = [_point(process, lambda_) for lambda_ in process.lambda_(times).tolist()]
+    first = 0
+    for order in singlestep_orders(steps):
+        x = _image_step(eps_fn, x, points[first : first + order + 1])
+        first += order
+    return x
+
+
+def _image_step(eps_fn: EpsFn, x: Tensor, points: list[_Point]) -> Tensor:
+    """One step from the first to the last point, of order len(points) − 1."""
+
+    def image(x: Tensor, at: _Point) -> Tensor:
+        return (x - at.sigma * eps_fn(x, _times(x, at.t))) / exp(at.log_alpha)
+
+    def toward(at: _Point) -> Tensor:  # exact for constant x̂
+        return (at.sigma / s.sigma) * x - (exp(at.log_alpha) * expm1(s.lambda_ - at.lambda_)) * x_0
+
+    def second_term(at: _Point) -> float:
+        h = at.lambda_ - s.lambda_
+        return exp(at.log_alpha) * (expm1(-h) / h + 1.0)
+
+    s, *inner, t = points
+    x_0 = image(x, s)
+    if not inner:
+        return toward(t)
+    r_1, *rest = ((at.lambda_ - s.lambda_) / (t.lambda_ - s.lambda_) for at in inner)
+    d_1 = image(toward(inner[0]), inner[0]) - x_0
+    if not rest:
+        return toward(t) - (exp(t.log_alpha) * expm1(s.lambda_ - t.lambda_) / (2.0 * r_1)) * d_1
+    r_2 = rest[0]
+    d_2 = image(toward(inner[1]) + (r_2 / r_1 * second_term(inner[1])) * d_1, inner[1]) - x_0
+    return toward(t) + (second_term(t) / r_2) * d_2
+
+
 # ------------------------------------------------- DDPM, DDIM and DPM-Solver++ on a grid of 1000 steps
 # One update in the predicted image x̂ = (x − σ_s·ε̂)/α_s, from time s to the next time t, with λ = ln(α/σ) and
 # h = λ_t − λ_s:
 #     DDIM, η = 0        x ← (σ_t/σ_s)·x + α_t(1 − e^(−h))·x̂
 #     DPM-Solver++(2M)   the same with x̂ + (h/2h')·(x̂ − x̂') for x̂, where x̂' and h' are those of the step before
-#     DDPM               x ← (σ_t/σ_s)e^(−h)·x + α_t(1 − e^(−2h))·x̂ + σ_t√(1 − e^(−2h))·noise, its smaller variance
+#     DDPM               x ← (σ_t/σ_s)e^(−h)·x + α_t(1 − e^(−2h))·x̂ + σ_t√(1 − e^(−2h))·noise, its smaller variance;
+#                        with σ_s for σ_t in front of the root, its larger variance β
 # The N times are evenly spaced from the last ("trailing"). At the end, t = 0, x is x̂. Results equal diffusers'
 # DPMSolverMultistepScheduler of order 1 and 2 (tested) without its work at every step, and N need not divide 1000
 # (DDIMScheduler then steps by 1000 // N).
@@ -219,10 +264,11 @@ def _grid_steps(kind: str, process: Process, steps: int) -> list[_GridStep]:
     plan = []
     for s in range(steps):
         t, h = s + 1, lambdas[s + 1] - lambdas[s]
-        ancestral = kind == "ddpm"
+        ancestral = kind.startswith("ddpm")
         keep = sigmas[t] / sigmas[s] * (exp(-h) if ancestral else 1.0)
         image = -alphas[t] * expm1(-2 * h if ancestral else -h)
-        noise = sigmas[t] * (-expm1(-2 * h)) ** 0.5 if ancestral else 0.0
+        size = sigmas[s] if kind == "ddpm-large" and t < steps else sigmas[t]  # the last step adds no noise
+        noise = size * (-expm1(-2 * h)) ** 0.5 if ancestral else 0.0
         # The first step has no x̂'. The step to t = 0 is of order 1, because its h is infinite.
         second_order = kind == "dpm-solver++" and 0 < s < steps - 1
         r = 0.5 * h / (lambdas[s] - lambdas[s - 1]) if second_order else 0.0
@@ -251,7 +297,9 @@ SAMPLERS: dict[str, Sampler] = {
         Sampler("euler-ode", partial(_euler, stochastic=False), 1000, continuous_only=True),
         Sampler("dpm-solver-fast", _dpm_solver_fast, 50),
         Sampler("ddpm", partial(_grid_sampler, kind="ddpm"), 1000, stochastic=True, max_steps=GRID),
+        Sampler("ddpm-large", partial(_grid_sampler, kind="ddpm-large"), 1000, stochastic=True, max_steps=GRID),
         Sampler("ddim", partial(_grid_sampler, kind="ddim"), 50, max_steps=GRID),
         Sampler("dpm-solver++", partial(_grid_sampler, kind="dpm-solver++"), 50, max_steps=GRID),
+        Sampler("dpm-solver++3s", _dpm_solver_plus_plus_3s, 50),
     )
 }

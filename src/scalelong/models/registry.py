@@ -155,6 +155,7 @@ def _unet(model: Any, shapes: Shapes) -> nn.Module:
 
     text = shapes.text_width
     options: dict[str, Any] = {"in_channels": shapes.channels, "out_channels": shapes.channels}
+    options["dropout"] = model.dropout
     if not text:
         options["num_class_embeds"] = shapes.label_rows
     if model.unet is None:
@@ -185,5 +186,5 @@ def _unet(model: Any, shapes: Shapes) -> nn.Module:
 
 MODELS: dict[str, Model] = {
     "uvit": Model(build=_uvit, settings=_UVIT),
-    "unet": Model(build=_unet, settings=("unet", "channels", "layers", "attention")),
+    "unet": Model(build=_unet, settings=("unet", "channels", "layers", "attention", "dropout")),
 }

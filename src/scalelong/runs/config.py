@@ -41,6 +41,7 @@ class DataConfig:
     text_tokens: int | None = None  # tokens per caption
     vae: str | None = None  # an autoencoder; the network then trains on its latents
     latent_scale: float | None = None  # factor on latents; none: the dataset's or the autoencoder's
+    extra_noise: float = 0.0  # variance of extra Gaussian noise on the network's input in training (Fig. 3c)
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `scalelong.data.load` beside name and split: what was prepared is trained on."""
@@ -67,6 +68,7 @@ class ModelConfig:
     channels: tuple[int, ...] | None = None  # of a U-Net, one per level
     layers: int | None = None  # of a U-Net, blocks per level
     attention: tuple[int, ...] | None = None  # of a U-Net: feature map sizes with attention, "()" for none
+    dropout: float = 0.0  # of a U-Net: in its residual blocks
     options: dict[str, Any] = field(default_factory=dict)  # settings of your own network, JSON values only
 
 
@@ -347,7 +349,8 @@ _MINIMUM = {
     "model.channels": 1, "model.layers": 1, "model.attention": 1,
 }  # fmt: skip
 _POSITIVE = ("train.lr", "train.clip", "kappa", "model.init_std")
-_FRACTIONS = ("data.holdout", "ema.decay", "train.betas", "diffusion.drop")
+_FRACTIONS = ("data.holdout", "model.dropout", "ema.decay", "train.betas", "diffusion.drop")
+_NOT_NEGATIVE = ("train.weight_decay", "data.extra_noise")
 _SHARES = ("train.min_lr_ratio", "train.decay_share")
 _SMALLEST = math.ulp(0.0)  # x >= _SMALLEST means x > 0
 _CHOICES = {
@@ -355,7 +358,7 @@ _CHOICES = {
     "train.precision": ("fp32", "bf16", "fp16"),
     "train.nonfinite": ("stop", "skip"),
     "train.schedule": ("constant", "cosine", "linear", "warmup-stable-decay"),
-    "diffusion.process": ("vp", "ddpm", "sd"),
+    "diffusion.process": ("vp", "ddpm", "cosine", "sd"),
     "tracker": ("tensorboard", "wandb"),
 }
 
@@ -366,8 +369,7 @@ def allowed(key: str) -> str:
         return f">= {_MINIMUM[key]}"
     if key in _CHOICES:
         return ", ".join(_CHOICES[key])
-    texts = {"train.weight_decay": ">= 0", "data.channels": "1, 3"}
-    texts |= dict.fromkeys(_SHARES, "in [0, 1]")
+    texts = {"data.channels": "1, 3", **dict.fromkeys(_NOT_NEGATIVE, ">= 0"), **dict.fromkeys(_SHARES, "in [0, 1]")}
     return "> 0" if key in _POSITIVE else "in [0, 1)" if key in _FRACTIONS else texts.get(key, "")
 
 
@@ -377,7 +379,7 @@ def _check(config: Config) -> None:
     limits: list[tuple[str, float, float, str]] = []
     limits += [(key, least, 2**63, f"an integer >= {least} and less than 2**63") for key, least in _MINIMUM.items()]
     limits += [(key, _SMALLEST, math.inf, "a number > 0") for key in _POSITIVE]
-    limits += [(key, 0, 1, "in [0, 1)") for key in _FRACTIONS] + [("train.weight_decay", 0, math.inf, "a number >= 0")]
+    limits += [(key, 0, 1, "in [0, 1)") for key in _FRACTIONS] + [(key, 0, math.inf, "a number >= 0") for key in _NOT_NEGATIVE]
     limits += [(key, 0, math.nextafter(1, 2), "in [0, 1]") for key in _SHARES]
     for key, low, high, expected in limits:
         value = values.get(key, low)

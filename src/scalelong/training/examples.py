@@ -28,6 +28,7 @@ class Batch:
     y: Tensor | None = None  # (B,)
     context: Tensor | None = None  # (B, L, D)
     drop: Tensor | None = None  # (B,) bool
+    extra: Tensor | None = None  # (B, C, H, W), noise added to the network's input
 
     def to(self, device: torch.device) -> "Batch":
         return self._mapped(lambda value: value.to(device, non_blocking=True))
@@ -94,6 +95,7 @@ class Examples:
             flip=uniform(Stream.FLIP) < 0.5 if self.config.data.flip else None,
             pick=counter.integers(seed, Stream.CAPTION, step, first, count, 2**31) if has_text else None,
             drop=uniform(Stream.DROP) < drop if drop > 0 and (self.num_classes or has_text) else None,
+            extra=(seed, Stream.EXTRA_NOISE, step, first) if self.config.data.extra_noise else None,
         )
 
     def probe(self, n: int) -> Batch:
@@ -104,7 +106,7 @@ class Examples:
 
     def _batch(
         self, indices: Tensor, t: Tensor, *, noise: Key, latent: Key | None = None,
-        flip: Tensor | None = None, pick: Tensor | None = None, drop: Tensor | None = None,
+        flip: Tensor | None = None, pick: Tensor | None = None, drop: Tensor | None = None, extra: Key | None = None,
     ) -> Batch:  # fmt: skip
         """`latent` is the key for a sample of the autoencoder's posterior; without it, latents are its mean."""
         if latent is None or self.source is self.images:
@@ -112,6 +114,7 @@ class Examples:
         else:
             shape = self.source.batch(indices[:1]).shape[1:]
             x_0 = self.source.batch(indices, flip, counter.normal(*latent, len(indices), shape))
+        spread = self.config.data.extra_noise**0.5
         return Batch(
             x_0=x_0,
             t=t,
@@ -119,6 +122,7 @@ class Examples:
             y=self.images.label_batch(indices) if self.num_classes else None,
             context=None if self.tokens is None else self.tokens.batch(indices, pick),
             drop=drop,
+            extra=None if extra is None else spread * counter.normal(*extra, len(indices), x_0.shape[1:]),
         )
 
     def _order(self, start: int, count: int) -> Tensor:

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.lr_scheduler import LambdaLR
 
+from scalelong import counter
 from scalelong._modules import evaluating
+from scalelong.counter import Stream
 from scalelong.diffusion import simple_loss
 from scalelong.diffusion.network import drop_conditions, make_conditions, predict_noise
 from scalelong.errors import InvalidValueError, RunError, invalid
@@ -112,6 +115,7 @@ class Trainer:
             for part in range(t.accumulate):
                 with self.accelerator.accumulate(self.wrapped):
                     batch = self.batch(number, part)
+                    self._seed_dropout(number, part)
                     losses = self.losses(batch)
                     part_loss = losses.mean()
                     self.accelerator.backward(part_loss)
@@ -147,6 +151,12 @@ class Trainer:
         first = (self.accelerator.process_index * t.accumulate + part) * count
         return self.examples.batch(step, first, count).to(self.accelerator.device)
 
+    def _seed_dropout(self, step: int, part: int) -> None:
+        """Dropout draws from torch's global generator: seed it by (seed, step, share), so that resuming is exact."""
+        if any(isinstance(module, _DropoutNd) and module.p > 0 for module in self.net.modules()):
+            share = self.accelerator.process_index * self.config.train.accumulate + part
+            torch.manual_seed(int(counter.integers(self.config.seed, Stream.DROPOUT, step, share, 1, 2**31)))
+
     def losses(self, batch: Batch, net: nn.Module | None = None) -> Tensor:
         """Return the loss of each sample, (B,), of the network in training or of `net`."""
         denoise, process = self.denoise if net is None else self.adapt(net), self.examples.process
@@ -156,7 +166,7 @@ class Trainer:
                 null: dict[str, Any] = {f"null_{name}": value for name, value in nulls.items()}
                 return simple_loss(denoise, process, **vars(batch), **null)
             conditions = drop_conditions(make_conditions(batch.y, batch.context), batch.drop, nulls)
-            eps_fn = partial(predict_noise, denoise, process, conditions=conditions)
+            eps_fn = partial(predict_noise, denoise, process, conditions=conditions, extra=batch.extra)
             return check_losses(self.own.loss(eps_fn, process, batch), len(batch.t))
 
     def _clipped_norm(self) -> Tensor:
