@@ -1,6 +1,6 @@
 """How well do FID, KID and MIND rank CIFAR-10 and graded corruptions of it, with 500 to 10,000 samples?
 
-    python benchmarks/studies/metric_ranking.py features --out FOLDER [--chunks N]     # resumes; repeat until it says done
+    python benchmarks/studies/metric_ranking.py features --out FOLDER [--chunks N]   # resumes
     python benchmarks/studies/metric_ranking.py rank --features FOLDER --json results/metric-ranking.json
 
 The reference is CIFAR-10's test split. The sets are 10,000 training images each, no image in two sets: clean ones, and

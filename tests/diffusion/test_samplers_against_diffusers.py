@@ -108,7 +108,8 @@ def test_dpm_solver_plus_plus_equals_DPMSolverMultistepScheduler(name, steps):
 
 def thirds_in_lambda(process, orders):
     """Steps uniform in λ, their inner points at halves or thirds."""
-    ends = torch.linspace(*(float(process.lambda_(t)) for t in (process.t_max, process.t_min)), len(orders) + 1).double()
+    first, last = (float(process.lambda_(t)) for t in (process.t_max, process.t_min))
+    ends = torch.linspace(first, last, len(orders) + 1).double()
     points = [
         ends[i] + (ends[i + 1] - ends[i]) * part / order for i, order in enumerate(orders) for part in range(order)
     ]

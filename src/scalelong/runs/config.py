@@ -379,7 +379,8 @@ def _check(config: Config) -> None:
     limits: list[tuple[str, float, float, str]] = []
     limits += [(key, least, 2**63, f"an integer >= {least} and less than 2**63") for key, least in _MINIMUM.items()]
     limits += [(key, _SMALLEST, math.inf, "a number > 0") for key in _POSITIVE]
-    limits += [(key, 0, 1, "in [0, 1)") for key in _FRACTIONS] + [(key, 0, math.inf, "a number >= 0") for key in _NOT_NEGATIVE]
+    limits += [(key, 0, 1, "in [0, 1)") for key in _FRACTIONS]
+    limits += [(key, 0, math.inf, "a number >= 0") for key in _NOT_NEGATIVE]
     limits += [(key, 0, math.nextafter(1, 2), "in [0, 1]") for key in _SHARES]
     for key, low, high, expected in limits:
         value = values.get(key, low)
