@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_module
 import os
 import sys
-import types
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -165,32 +164,12 @@ def check_sampling(sampler: str | None, precision: str, extractor: str | None = 
 STANDALONE = False  # whether this process runs one command and nothing else; set by `main`
 
 
-def import_networks() -> None:
-    """Import diffusers' networks without the packages that it imports only because they are installed.
+def import_networks(config: Config) -> None:
+    """Save the imports that diffusers makes for packages which a run without text and latents does not use."""
+    if STANDALONE and config.data.text is None and config.data.vae is None:
+        from scalelong.models.imports import import_networks
 
-    peft, transformers, accelerate, scipy and torch's compiler take longer than torch and diffusers together; loading
-    and running a network needs none. diffusers remembers that they are missing, so this is for a process of ours only.
-    """
-    if not STANDALONE or "diffusers" in sys.modules:
-        return
-    compiler: Any = types.ModuleType("torch._dynamo")  # diffusers decorates a few methods with these two
-    compiler.allow_in_graph = lambda function: function
-    compiler.disable = lambda function=None, *_, **__: function or (lambda inner: inner)
-    optional: dict[str, Any] = dict.fromkeys(("accelerate", "peft", "scipy", "transformers"))  # None: not importable
-    optional["torch._dynamo"] = compiler
-    replaced = {name: module for name, module in optional.items() if name not in sys.modules}
-    sys.modules.update(replaced)
-    try:
-        import diffusers.models.unets
-        from diffusers import UNet2DModel  # noqa: F401
-
-        diffusers.utils.logging.set_verbosity_error()  # it recommends to install accelerate
-    except Exception:  # versions in which this does not work, or no diffusers: import it as usual when it is needed
-        for name in [name for name in sys.modules if name.partition(".")[0] == "diffusers"]:
-            del sys.modules[name]
-    finally:
-        for name in replaced:
-            del sys.modules[name]
+        import_networks()
 
 
 def open_page(page: Path) -> None:

@@ -83,6 +83,7 @@ def train(
             typer.echo(f"{folder} is finished: {chosen.train.steps} of {chosen.train.steps} steps", err=True)
         return
 
+    shared.import_networks(chosen)
     from scalelong.training.loop import train as run_training
 
     result = run_training(chosen, folder, quiet=quiet)
@@ -155,8 +156,7 @@ def sample(
     shared.check_counts(n=n, batch_size=batch_size, steps=steps)
     target = None if out is None else Target.parse(out)
     config = Run(run).config
-    if config.data.text is None and config.data.vae is None:
-        shared.import_networks()
+    shared.import_networks(config)
 
     import time
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from scalelong.errors import MissingExtraError, ScaleLongError
 from scalelong.experiments.plan import DistanceSpec, Job, trained_steps
+from scalelong.models.imports import import_networks
 from scalelong.runs.config import Config
 from scalelong.runs.run import Run
 
@@ -34,9 +35,11 @@ def main() -> None:
 
 def run_job(job: dict[str, Any]) -> int:
     """Train and measure the distance. Returns the exit code."""
+    config, run = Config.from_dict(job["config"]), Run(job["folder"])
+    if config.data.text is None and config.data.vae is None:
+        import_networks()
     from scalelong.training.loop import train
 
-    config, run = Config.from_dict(job["config"]), Run(job["folder"])
     with run.locked(timeout=LOCK_TIMEOUT):
         pass
     result = train(config, run.folder)
