@@ -9,6 +9,7 @@ from scalelong.kappa import KappaEstimate as KappaEstimate
 from scalelong.kappa import estimate_kappa as estimate_kappa
 from scalelong.models import UViT as UViT
 from scalelong.models import build_unet as build_unet
+from scalelong.models.pipeline import ScaleLongPipeline as ScaleLongPipeline
 from scalelong.monitor.monitor import Alarm as Alarm
 from scalelong.monitor.monitor import Limits as Limits
 from scalelong.monitor.monitor import StabilityMonitor as StabilityMonitor

@@ -151,6 +151,7 @@ def test_info_of_a_folder_that_is_not_prepared_says_what_is_in_it(tmp_path, caps
     code, out, _ = told(capsys, "data", "info", "photos")
     assert code == 0
     assert "7 images, 9×12 (median), colour, 2 classes" in out
+    assert "classes: cat, dog" in out
 
 
 def test_presets_print_yaml_that_train_accepts(tmp_path, capsys):

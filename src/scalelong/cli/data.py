@@ -1,5 +1,6 @@
 """`scalelong data`: list, prepare and inspect datasets, and compute their reference statistics."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -150,10 +151,13 @@ def info(
         captions = ", captions" if spec.captions else ""
         typer.echo(f"{spec.name}: {spec.summary}")
         typer.echo(f"  {spec.image_size}×{spec.image_size}×{spec.channels}{classes}{captions}")
+        _print_classes(None if manifests else spec.class_names)
         typer.echo(f"  licence: {spec.licence}")
         typer.echo(f"  sources, in order: {'; '.join(spec.source_titles())}")
     if not manifests and origin.path is not None:
-        typer.echo(f"{origin.name}: {survey(name)}")
+        found = survey(name)
+        typer.echo(f"{origin.name}: {found}")
+        _print_classes(found.class_names)
         typer.echo("not prepared yet: scalelong train --data prepares it, scalelong data prepare does so with options")
     elif not manifests:
         typer.echo(f"not prepared; run: scalelong data prepare {name}")
@@ -234,18 +238,21 @@ def _title(manifest: dict[str, Any]) -> str:
     return f"{manifest['name']} ({manifest['split']}): {count:,} images, {width}×{height}×{channels}"
 
 
-def _print_prepared(manifest: dict[str, Any], listed: int = 20) -> None:
+def _print_classes(names: Sequence[str] | None, listed: int = 20) -> None:
     from scalelong.errors import printable
 
+    if names:
+        more = f", … and {len(names) - listed:,} more" if len(names) > listed else ""
+        typer.echo(f"  classes: {', '.join(map(printable, names[:listed]))}{more}")
+
+
+def _print_prepared(manifest: dict[str, Any], listed: int = 20) -> None:
     classes = f", {len(manifest['class_names'])} classes" if manifest["class_names"] is not None else ""
     captions = ", captions" if "captions" in manifest["hashes"] else ""
     typer.echo(_title(manifest) + classes + captions)
     typer.echo(f"  from {manifest['source']}")
     typer.echo(f"  in {manifest['folder']}")
-    if manifest["class_names"] is not None:
-        names = [printable(name) for name in manifest["class_names"]]
-        more = f", … and {len(names) - listed:,} more" if len(names) > listed else ""
-        typer.echo(f"  classes: {', '.join(names[:listed])}{more}")
+    _print_classes(manifest["class_names"], listed)
     if manifest.get("ignored_files"):
         typer.echo(f"  ignored {manifest['ignored_files']:,} files that are not images")
     if skipped := manifest["skipped"]:

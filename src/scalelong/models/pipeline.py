@@ -47,7 +47,8 @@ class ScaledUNet(ModelMixin):
     def from_pretrained(cls, folder: str | Path, **kwargs: Any) -> Any:
         name = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["_class_name"]
         net = getattr(diffusers, name).from_pretrained(folder, **kwargs)
-        return load_scaling(aligned(net), folder).to(net.dtype)
+        scaled = load_scaling(aligned(net), folder)
+        return scaled if net.dtype == torch.float32 else scaled.to(net.dtype)  # diffusers warns of any cast
 
 
 class ScaleLongPipeline(DiffusionPipeline):

@@ -120,7 +120,8 @@ def _held_out(config: Config) -> Examples | None:
         return Examples(config, config.data.validation)
     except ScaleLongError as error:
         if config.validate.every:
-            print(f"no validation: {error}", file=sys.stderr)
+            spelled = str(error).replace("set holdout (--holdout 0.05)", "pass --holdout 0.05 (data.holdout)")
+            print(f"no validation: {spelled}", file=sys.stderr)
         return None
 
 
