@@ -6,6 +6,7 @@ import typer
 from typer import Option
 
 from scalelong.cli._shared import Command, Group
+from scalelong.cli.campaign import campaign
 from scalelong.cli.data import app as data_app
 from scalelong.cli.evaluate import evaluate
 from scalelong.cli.frontier import frontier
@@ -42,6 +43,7 @@ def _scalelong(
     pass
 
 
-for command in (train, sample, compare, report, evaluate, presets, doctor, kappa, theory, frontier, robustness, paper):
+COMMANDS = (train, sample, compare, report, evaluate, presets, doctor, kappa, theory, frontier, robustness, paper, campaign)
+for command in COMMANDS:
     app.command(cls=Command)(command)
 app.add_typer(data_app, name="data", cls=Group)

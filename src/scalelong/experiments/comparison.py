@@ -24,7 +24,7 @@ from scalelong.experiments.statistics import (
 )  # fmt: skip
 from scalelong.files import write_text
 from scalelong.monitor.snapshot import jumps, spread
-from scalelong.runs.logs import Series
+from scalelong.runs.logs import Series, StabilityArrays
 from scalelong.runs.resources import FORMAT as FORMAT_RESOURCES
 from scalelong.runs.resources import ran_alone
 from scalelong.runs.run import Run
@@ -44,6 +44,7 @@ class Measure(NamedTuple):
     needs: str | None = None
 
 
+NO_RATIO = "ratios"  # a measure that may be zero or negative: the variants' values stand beside each other
 MEASURES = (
     Measure("val_loss", "validation loss", "of the trained network at the end, on held-out images with fixed noise"),
     Measure("val_loss_ema", "validation loss (EMA)",
@@ -51,12 +52,23 @@ MEASURES = (
     Measure("frechet", "Fréchet distance", "of samples from the EMA network to the training data", "images"),
     Measure("on_the_way", "Fréchet distance by training", "the last that training itself measured (evaluate.every)",
             "images"),
-    Measure("feature_oscillation", "feature oscillation",
-            "standard deviation of the jumps of log(norm) over one step, on a fixed probe batch, in the second half of "
-            "training: mean over the features h_i that the long skips join"),
-    Measure("middle_oscillation", "middle block's oscillation",
+    Measure("norm_outer", "norm, outer joins",
+            "‖h_i‖ on training batches over the last tenth of training, where the outer half of the long skips joins "
+            "(i ≤ N/2; geometric mean over i). The paper's Fig. 1 plots such a norm; it does not say of which layer"),
+    Measure("norm_inner", "norm, inner joins", "the same for the inner half, i > N/2; i = N is the middle block's output"),
+    Measure("growth_outer", "growth of the norm, outer joins",
+            "p of norm ∝ step^p, fitted over the second half of training, mean over i ≤ N/2", NO_RATIO),
+    Measure("growth_inner", "growth of the norm, inner joins", "the same for i > N/2", NO_RATIO),
+    Measure("absolute_outer", "absolute oscillation, outer joins",
+            "the band in Fig. 1: root mean square of ‖h_i‖ around its smoothed curve, on training batches in the second "
+            "half of training (geometric mean over i ≤ N/2)"),
+    Measure("absolute_inner", "absolute oscillation, inner joins", "the same for i > N/2"),
+    Measure("feature_oscillation", "relative oscillation of features",
+            "our own measure, not Fig. 1's: standard deviation of the jumps of log(norm) over one step, on a fixed probe "
+            "batch, in the second half of training; mean over the features h_i that the long skips join"),
+    Measure("middle_oscillation", "relative oscillation of the middle block",
             "the same of h_N alone, the middle block's output, which joins the innermost long skip"),
-    Measure("gradient_oscillation", "gradient oscillation",
+    Measure("gradient_oscillation", "relative oscillation of the gradient",
             "standard deviation of the jumps of log(gradient norm) between two training batches, before clipping, in "
             "the second half of training"),
     Measure("seconds", "time, s", "in training steps, without start-up, validation and sampling", "alone"),
@@ -67,7 +79,7 @@ MEASURES = (
 RESOURCES = ("seconds", "cpu_seconds", "memory")
 # Curves that fall as a run improves: a variant may reach the baseline's final value sooner.
 CURVES = {"val_loss": "validation loss", "val_loss_ema": "validation loss (EMA)", "fid": "FID",
-          "frechet": "Fréchet distance"}  # fmt: skip
+          "frechet": "Fréchet distance", "kid": "KID"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -129,8 +141,33 @@ def _oscillations(run: Run) -> dict[str, float | None]:
     gradient = {"gradient_oscillation": log.gradient_oscillation()}
     spreads = log.oscillation("probe", "backbone")
     if spreads is None:
-        return gradient
-    return {"feature_oscillation": float(np.nanmean(spreads)), "middle_oscillation": float(spreads[-1]), **gradient}
+        return gradient | norm_measures(log)
+    return norm_measures(log) | {"feature_oscillation": float(np.nanmean(spreads)), "middle_oscillation": float(spreads[-1]), **gradient}
+
+
+def norm_measures(log: StabilityArrays) -> dict[str, float | None]:
+    """Norm, growth and absolute oscillation of h_i on training batches, over the outer and over the inner joins."""
+    curves = log.norms("train", "backbone")
+    if curves is None or log.n < 2:
+        return {}
+    measures: dict[str, float | None] = {}
+    for side, joins in outer_and_inner(log.n).items():
+        columns = [i - 1 for i in joins]
+        measures[f"norm_{side}"] = geometric_mean(curves.final[columns])
+        measures[f"growth_{side}"] = float(np.mean(curves.growth[columns]))
+        measures[f"absolute_{side}"] = geometric_mean(curves.band[columns])
+    return measures
+
+
+def outer_and_inner(n: int) -> dict[str, range]:
+    """The joins i of N long skips in two halves: i ≤ N/2 and i > N/2."""
+    return {"outer": range(1, n // 2 + 1), "inner": range(n // 2 + 1, n + 1)}
+
+
+def geometric_mean(values: Any) -> float | None:
+    """None where a value is missing or not positive."""
+    array = np.asarray(values, dtype=float)
+    return float(np.exp(np.log(array).mean())) if array.size and (array > 0).all() and np.isfinite(array).all() else None
 
 
 # --------------------------------------------------------------------------------------------------- comparison
@@ -211,7 +248,7 @@ class Comparison:
             table.append((title, note, list(zip(means, changes, strict=True))))
         for key, title in CURVES.items():
             # Of the two validation losses, only the one that ranks.
-            if any(key in row.sooner for row in self.rows) and key in (self.loss, "fid", "frechet"):
+            if any(key in row.sooner for row in self.rows) and key in (self.loss, "fid", "frechet", "kid"):
                 cells = [row.sooner[key].texts if key in row.sooner else ("", "") for row in self.rows]
                 table.append(("sooner", f"at the baseline's final {title}", cells))
         return table
@@ -275,7 +312,7 @@ def _row(variant: str, runs: Sequence[RunMeasures], baseline: str, measures: Seq
         values, reference = ({r.seed: r.values[key] for r in side if key in r.values} for side in (own, base))
         if values:
             row.means[key] = mean_interval(list(values.values()))
-        meaningful = needs is None or all(getattr(run, needs) for run in (*own, *base))
+        meaningful = needs != NO_RATIO and (needs is None or all(getattr(run, needs) for run in (*own, *base)))
         if meaningful and (ratio := paired_ratio(values, reference)) is not None:
             row.ratios[key] = ratio
     for key in CURVES:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from scalelong.errors import InvalidValueError, RunError, invalid, unknown
 from scalelong.runs.config import Config, differences
@@ -62,6 +63,7 @@ class Job:
     config: Config
     folder: Path
     distance: DistanceSpec | None = None
+    record: dict[str, Any] | None = None  # of a campaign: what its record says, and where it goes ("path")
 
     @property
     def name(self) -> str:

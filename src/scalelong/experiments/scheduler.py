@@ -159,7 +159,7 @@ def run_jobs(
 def _start(job: Job, slot: Slot, logs: Path) -> _Running:
     logs.mkdir(parents=True, exist_ok=True)
     distance = None if job.distance is None else asdict(job.distance)
-    message = {"config": job.config.to_dict(), "folder": str(job.folder), "distance": distance}
+    message = {"config": job.config.to_dict(), "folder": str(job.folder), "distance": distance, "record": job.record}
     with open(logs / f"{job.name}.log", "ab") as log:
         process = subprocess.Popen(
             WORKER, stdin=subprocess.PIPE, stdout=log, stderr=log,

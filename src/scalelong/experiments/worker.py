@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from scalelong.errors import MissingExtraError, ScaleLongError
@@ -35,6 +36,10 @@ def main() -> None:
 
 def run_job(job: dict[str, Any]) -> int:
     """Train and measure the distance. Returns the exit code."""
+    if job.get("record") is not None:
+        from scalelong.experiments.campaign import run_planned
+
+        return run_planned(job)
     config, run = Config.from_dict(job["config"]), Run(job["folder"])
     if config.data.text is None and config.data.vae is None:
         import_networks()
@@ -55,6 +60,8 @@ def run_job(job: dict[str, Any]) -> int:
 
 def is_finished(job: Job) -> bool:
     """Whether the folder already has everything that the job makes, so that no process needs to start."""
+    if job.record is not None:
+        return Path(job.record["path"]).exists()
     run, steps = Run(job.folder), job.config.train.steps
     return trained_steps(run) == steps and (job.distance is None or has_distance(run, job.distance, steps))
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from scalelong.experiments.campaign_results import Results
     from scalelong.experiments.frontier_study import Row
     from scalelong.experiments.robustness import Robustness
     from scalelong.kappa import Histogram, KappaEstimate
@@ -198,6 +199,37 @@ def draw_sensitivity(rows: Sequence[dict[str, Any]]) -> Figure:
         ax.legend(fontsize=8)
     figure.suptitle("Learning-rate sensitivity (a diverged run counts as untrained)")
     return figure
+
+
+def draw_norms(results: Results) -> Figure:
+    """Fig. 1 for the finished runs of a campaign: norm against step, mean over seeds, with the absolute oscillation."""
+    families = [arms for arms in results.families().values() if any(_norms_of(results, arm) for arm in arms)]
+    figure = new_figure(13.5, 3.9 * len(families))
+    for axes, arms in zip(figure.subplots(len(families), 3, squeeze=False), families, strict=True):
+        n = max(len(norms["norm"]) for arm in arms for norms in _norms_of(results, arm))
+        for ax, i in zip(axes, (1, max(1, n // 2), n), strict=True):
+            for arm, color in zip(arms, _colors(), strict=False):
+                runs = _norms_of(results, arm)
+                if not runs:
+                    continue
+                steps, count = runs[0]["steps"], min(len(norms["steps"]) for norms in runs)
+                curves = [[row[i - 1] if row[i - 1] is not None else math.nan for row in r["smooth"][:count]] for r in runs]
+                mean = [sum(column) / len(column) for column in zip(*curves, strict=True)]
+                band = sum(norms["absolute_oscillation"][i - 1] or math.nan for norms in runs) / len(runs)
+                ax.plot(steps[:count], mean, color=color, lw=1.5, label=f"{arm} ({len(runs)} seeds)")
+                ax.fill_between(steps[:count], [v - band for v in mean], [v + band for v in mean], color=color, alpha=0.15, lw=0)
+            place = ", outermost join" if i == 1 else ", the middle block's output" if i == n else ""
+            ax.set(title=f"‖h_{i}‖{place}", xlabel="step")
+            ax.set_ylim(bottom=0)
+        axes[0].set_ylabel("norm on training batches")
+        axes[0].legend(fontsize=8)
+    figure.suptitle(f"{results.plan.title}: norm against step (band: absolute oscillation over the second half)")
+    return figure
+
+
+def _norms_of(results: Results, arm: str) -> list[dict[str, Any]]:
+    found = (record["norms"].get("backbone") for record in results.by_arm(arm).values())
+    return [norms for norms in found if norms]
 
 
 def _colors() -> tuple[str, ...]:

@@ -1,0 +1,62 @@
+"""`scalelong campaign`: train the missing runs of a written plan, and say what its records show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from scalelong.cli._shared import Json, echo_json, print_lines, print_table
+
+START, END = "<!-- generated: scalelong campaign --page -->", "<!-- end -->"
+
+
+def campaign(
+    folders: Annotated[list[Path], Argument(help="Folders with a plan.toml, such as results/campaign/cifar10.")],
+    run: Annotated[bool, Option(help="Train the missing runs; --no-run reads the records only.")] = True,
+    limit: Annotated[int | None, Option(min=1, help="Train at most this many runs of each campaign.")] = None,
+    jobs: Annotated[int | None, Option(help="Runs in parallel. Default: one per GPU, otherwise one per CPU core.")] = None,
+    runs: Annotated[Path, Option(help="Folder of run folders, which are needed only while a run trains.")] = Path(
+        "runs/campaign"
+    ),
+    page: Annotated[Path | None, Option(help="Rewrite the generated part of this Markdown page.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a campaign: many runs from a written plan, over as many sessions as it takes.
+
+    FOLDER/plan.toml states arms, seeds and the rule. Each finished run leaves FOLDER/ARM-seedN.json; runs that have one
+    are not repeated. Stop it at any time: unfinished runs resume from --runs, finished ones stay.
+
+    Examples:
+
+      scalelong campaign results/campaign/digits-norms
+
+      scalelong campaign results/campaign/* --no-run --page docs/campaign.md
+    """
+    from scalelong.experiments.campaign import read_plan, run_missing
+    from scalelong.experiments.campaign_results import Results
+    from scalelong.experiments.campaign_results import page as render
+    from scalelong.files import write_text
+    from scalelong.report.figures import draw_norms, save_figure
+
+    plans = [read_plan(folder) for folder in folders if run or (folder / "plan.toml").exists()]
+    for plan in plans if run else ():
+        if run_missing(plan, runs, jobs, limit):
+            raise typer.Exit(1)
+    results = [Results(plan) for plan in plans]
+    for one in results:
+        if one.finished and any(record["norms"] for record in one.records.values()):
+            save_figure(draw_norms(one), one.plan.folder / "norms.png")
+    if page is not None:
+        text = page.read_text(encoding="utf-8") if page.exists() else f"{START}\n{END}\n"
+        before, after = text.partition(START)[0], text.partition(END)[2]
+        write_text(page, f"{before}{START}\n{render(results)}{END}{after}")
+    if json:
+        echo_json({"campaigns": [one.to_dict() for one in results]})
+        return
+    for one in results:
+        rows = [(v.arm, v.claim, v.text, v.verdict) for v in one.verdicts()]
+        print_table(one.plan.title, ("arm", "claim", "variant / baseline", "verdict"), rows, left=2, wrap=False)
+        print_lines([one.state])

@@ -1,0 +1,188 @@
+"""What the records of a campaign say so far: tables, norms join by join, verdicts, and how many runs are missing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelong._text import with_interval
+from scalelong.experiments.campaign import Plan
+from scalelong.experiments.comparison import Comparison, RunMeasures
+from scalelong.experiments.statistics import Estimate, paired_ratio
+from scalelong.runs.logs import Series
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# What the paper's statement predicts of variant/baseline: a ratio below 1, or an acceleration of at least 1.5.
+CLAIMS = {
+    "norm_outer": "smaller norm at the outer joins (Fig. 1)",
+    "norm_inner": "smaller norm at the inner joins (Fig. 1)",
+    "absolute_outer": "smaller absolute oscillation at the outer joins (Fig. 1)",
+    "absolute_inner": "smaller absolute oscillation at the inner joins (Fig. 1)",
+    "feature_oscillation": "smaller relative oscillation of features (ours)",
+    "val_loss_ema": "lower validation loss at the end",
+    "kid": "lower KID at the end",
+    "fid": "lower FID at the end",
+}
+ACCELERATION = 1.5
+CURVES = {"kid": "KID", "val_loss_ema": "validation loss (EMA)"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim about an arm against its baseline, and what the finished pairs of runs say about it."""
+
+    arm: str
+    baseline: str
+    claim: str
+    measured: Estimate | None
+    verdict: str
+
+    @property
+    def text(self) -> str:
+        e = self.measured
+        return "–" if e is None else f"{with_interval(e.mean, e.low, e.high)} (n = {e.n})"
+
+
+class Results:
+    """The finished runs of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.records = {name: record for name in plan.planned if (record := plan.record(name)) is not None}
+        self.finished = [name for name, record in self.records.items() if record["failure"] is None]
+
+    @property
+    def state(self) -> str:
+        """How many of the planned runs exist, in a sentence."""
+        count, total = len(self.records), len(self.plan.planned)
+        failed = count - len(self.finished)
+        arms = {arm.name: sum(r["arm"] == arm.name for r in self.records.values()) for arm in self.plan.arms}
+        listed = ", ".join(f"{name} {n}" for name, n in arms.items())
+        ended = f" ({failed} became non-finite)" if failed else ""
+        return f"{count} of {total} planned runs are finished{ended}: {listed}; {len(self.plan.seeds)} seeds are planned for each."
+
+    def by_arm(self, name: str) -> dict[int, dict[str, Any]]:
+        """seed → record of the finished runs of an arm."""
+        return {self.records[n]["seed"]: self.records[n] for n in self.finished if self.records[n]["arm"] == name}
+
+    def values(self, arm: str, key: str) -> dict[int, float]:
+        return {seed: float(r["values"][key]) for seed, r in self.by_arm(arm).items() if r["values"].get(key) is not None}
+
+    def families(self) -> dict[str, list[str]]:
+        """baseline → the arms that are compared with it, itself first."""
+        families: dict[str, list[str]] = {}
+        for arm in self.plan.arms:
+            own = families.setdefault(self.plan.baseline_of(arm), [self.plan.baseline_of(arm)])
+            own += [] if arm.name in own else [arm.name]
+        return families
+
+    def comparison(self, baseline: str) -> Comparison:
+        """The usual comparison of an arm family, from records instead of run folders."""
+        arms = self.families()[baseline]
+        runs = [
+            RunMeasures(arm, seed, "", {k: v for k, v in r["values"].items() if v is not None}, _curves(r), images=True)
+            for arm in arms
+            for seed, r in self.by_arm(arm).items()
+        ]
+        return Comparison(runs, arms, preset=self.plan.title, steps=self.plan.steps, seeds=self.plan.seeds)
+
+    def verdicts(self) -> list[Verdict]:
+        """Every claim about every arm that has at least one pair of runs."""
+        found = []
+        for baseline, arms in self.families().items():
+            comparison = self.comparison(baseline)
+            for arm in arms[1:]:
+                for key, claim in CLAIMS.items():
+                    ratio = paired_ratio(self.values(arm, key), self.values(baseline, key))
+                    if ratio is not None:
+                        found.append(Verdict(arm, baseline, claim, ratio, judge(ratio, 1.0)))
+                sooner = comparison.row(arm).sooner
+                for key, title in CURVES.items():
+                    if key not in sooner:
+                        continue
+                    claim = f"reaches the baseline's final {title} in 1/{ACCELERATION:g} of its steps"
+                    factor = sooner[key].factor
+                    verdict = "disagrees" if factor is None and (sooner[key].at_most or 0) < ACCELERATION else "open"
+                    if factor is not None:
+                        inverse = Estimate(
+                            1 / factor.mean, *(None if e is None else 1 / e for e in (factor.high, factor.low)), factor.n
+                        )
+                        verdict = judge(inverse, 1 / ACCELERATION)
+                    found.append(Verdict(arm, baseline, claim, factor, verdict))
+        return found
+
+    def joins(self, quantity: str = "norm") -> dict[str, list[Estimate | None]]:
+        """arm → ratio to its baseline of a quantity of ‖h_i‖, for every join i."""
+        table = {}
+        for baseline, arms in self.families().items():
+            for arm in arms[1:]:
+                own, base = self._columns(arm, quantity), self._columns(baseline, quantity)
+                count = min((len(row) for row in (*own.values(), *base.values())), default=0)
+                table[arm] = [
+                    paired_ratio({s: row[i] for s, row in own.items()}, {s: row[i] for s, row in base.items()})
+                    for i in range(count)
+                ]
+        return {arm: row for arm, row in table.items() if any(row)}
+
+    def _columns(self, arm: str, quantity: str) -> dict[int, list[float]]:
+        rows = {}
+        for seed, record in self.by_arm(arm).items():
+            values = record["norms"].get("backbone", {}).get(quantity)
+            if values:
+                rows[seed] = [math.nan if value is None else float(value) for value in values]
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        verdicts = [asdict(verdict) for verdict in self.verdicts()]
+        joins = {q: {arm: [None if e is None else asdict(e) for e in row] for arm, row in self.joins(q).items()}
+                 for q in ("norm", "absolute_oscillation", "relative_oscillation")}  # fmt: skip
+        return {
+            "campaign": self.plan.folder.name, "title": self.plan.title, "state": self.state,
+            "planned": len(self.plan.planned), "finished": len(self.records), "verdicts": verdicts, "joins": joins,
+        }  # fmt: skip
+
+
+def judge(ratio: Estimate, edge: float) -> str:
+    """The rule: agrees if the whole interval lies below the edge, disagrees if it lies above, otherwise open."""
+    if ratio.low is None or ratio.high is None:
+        return "open (one pair)"
+    return "agrees" if ratio.high < edge else "disagrees" if ratio.low > edge else "open"
+
+
+def _curves(record: dict[str, Any]) -> dict[str, Series]:
+    curves = {}
+    for name, curve in record["curves"].items():
+        if name in CURVES:
+            values = [math.nan if value is None else value for value in curve["values"]]
+            curves[name] = Series(np.array(curve["steps"], dtype=float), np.array(values, dtype=float)).finite()
+    return curves
+
+
+def page(results: Sequence[Results]) -> str:
+    """The Markdown of docs/campaign.md below its introduction."""
+    parts = []
+    for one in results:
+        plan = one.plan
+        folder = plan.folder.as_posix()
+        parts.append(f"## {plan.title}\n\n{plan.question}\n\n**State:** {one.state} `scalelong campaign {folder}` runs the rest.")
+        parts.append(f"Plan, stated before the runs: [`{folder}/plan.toml`](../{folder}/plan.toml).")
+        if (plan.folder / "norms.png").exists():
+            parts.append(f"![Norm against step]({'../' + folder}/norms.png)")
+        if joins := one.joins():
+            parts.append("Norm ‖h_i‖ at the end, against the baseline of the same seed (95 % interval), join by join:")
+            parts.append(_table(["arm", *(f"i = {i + 1}" for i in range(max(map(len, joins.values()))))], [
+                [arm, *("–" if e is None else with_interval(e.mean, e.low, e.high) for e in row)] for arm, row in joins.items()
+            ]))  # fmt: skip
+        if verdicts := one.verdicts():
+            rows = [[v.arm, v.claim, v.text, f"**{v.verdict}**"] for v in verdicts]
+            parts.append(_table(["arm", "claim", "measured", "verdict"], rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))
