@@ -55,6 +55,7 @@ PARSED_ONLY = {
     r"sample .*--prompt": "needs a run with text conditions",
     r"paper (figure|table)-\d+": "trains for minutes or counts the FLOP of the paper's networks, tested in tests/paper",
     r"paper all": "trains for an hour",
+    r"campaign": "trains for hours, tested in tests/experiments/test_campaign.py",
 }
 INSTEAD = {
     "cifar10": "digits", "cifar10-tiny": "digits", "cifar10:train": "digits:train", "cifar10:test": "digits:validation",

@@ -92,6 +92,7 @@ def write_snapshots(
             norms = [round(float(10 + i + random.normal(0, calm)), 4) for i in range(skips)]
             snapshot = {
                 "step": step,
+                "train": {"backbone": [v * (1 + step / 1000) for v in norms]},
                 "probe": {"backbone": norms, "skip": norms, "out": norms, "ratio": [k * 1.2 for k in kappa]},
                 "kappa": {"mean": kappa, "min": [k * 0.9 for k in kappa] if scaling == "ls" else kappa, "max": kappa},
                 "grad": {"total": 1.0, "blocks": [0.1] * len(header["blocks"])},

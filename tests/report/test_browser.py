@@ -75,7 +75,7 @@ def test_every_chart_is_drawn(page):
         "return [...document.querySelectorAll('[data-chart]')].map(c => [c.dataset.chart,"
         " c.closest('details') ? -1 : c.querySelectorAll('svg .series path').length])"
     )
-    assert len(charts) == 17
+    assert len(charts) == 19
     assert all(marks for _, marks in charts), charts
 
 

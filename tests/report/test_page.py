@@ -87,7 +87,8 @@ def test_the_page_has_every_section_and_chart(page):
     } <= set(page.ids)  # fmt: skip
     drawn = {attributes["data-chart"] for attributes in page.all("div") if "data-chart" in attributes}
     assert drawn == set(page.data["charts"]) == {
-        "forest", "loss", "validation", "validation_ema", "relative", "gradient", "norms", "oscillation",
+        "forest", "loss", "validation", "validation_ema", "relative", "gradient", "norms", "norm_by_skip",
+        "absolute_oscillation", "oscillation",
         "oscillation_train", "oscillation_gradient", "kappa", "ratio", "ratios", "robust_change", "robust_loss",
         "robust_distance", "lipschitz",
     }  # fmt: skip

@@ -43,7 +43,21 @@ def _scalelong(
     pass
 
 
-COMMANDS = (train, sample, compare, report, evaluate, presets, doctor, kappa, theory, frontier, robustness, paper, campaign)
+COMMANDS = (
+    train,
+    sample,
+    compare,
+    report,
+    evaluate,
+    presets,
+    doctor,
+    kappa,
+    theory,
+    frontier,
+    robustness,
+    paper,
+    campaign,
+)
 for command in COMMANDS:
     app.command(cls=Command)(command)
 app.add_typer(data_app, name="data", cls=Group)

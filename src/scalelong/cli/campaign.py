@@ -17,7 +17,9 @@ def campaign(
     folders: Annotated[list[Path], Argument(help="Folders with a plan.toml, such as results/campaign/cifar10.")],
     run: Annotated[bool, Option(help="Train the missing runs; --no-run reads the records only.")] = True,
     limit: Annotated[int | None, Option(min=1, help="Train at most this many runs of each campaign.")] = None,
-    jobs: Annotated[int | None, Option(help="Runs in parallel. Default: one per GPU, otherwise one per CPU core.")] = None,
+    jobs: Annotated[
+        int | None, Option(help="Runs in parallel. Default: one per GPU, otherwise one per CPU core.")
+    ] = None,
     runs: Annotated[Path, Option(help="Folder of run folders, which are needed only while a run trains.")] = Path(
         "runs/campaign"
     ),

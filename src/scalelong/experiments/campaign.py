@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,8 @@ PLAN, FORMAT = "plan.toml", 1
 POINTS = 100  # of a stored curve
 ROUNDED = "uvit-rounded"
 TUNING = "tune"
+LARGEST_FP16 = 65_504
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Arm:
     baseline: str | None = None
     settings: tuple[str, ...] = ()
     optimizer: str = "adamw"
-    rounding: str | None = None  # bf16 or fp16: round the residual stream after every block, in fp32 arithmetic
+    factors: dict[str, Any] = field(default_factory=dict)  # of a designed experiment: factor → level
+    rounding: str | None = None  # fp32, bf16 or fp16: see `Rounding`
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,15 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Distance:
-    """Sample distances to a split of the data: KID of `n` samples every `every` steps, FID of `final` at the end."""
+    """Sample distances to a split of the data: KID of `n` samples every `every` steps, all metrics of `final` at the
+    end. 0 for `every` or `final` measures none there.
+    """
 
     every: int
     n: int
     final: int
     evaluations: int
+    extractor: str = "inception"
     sampler: str = "dpm-solver++"
     reference: str = "test"
     reference_n: int = 10_000
@@ -140,7 +145,9 @@ class Plan:
                 lr, t = self.learning_rate(arm), self.tuning
                 if lr is None:
                     for rate in t.lr:
-                        self._add(jobs, runs, _tuning_name(arm, rate, t.seed), arm, self.config(arm, t.seed, rate, t.steps))
+                        self._add(
+                            jobs, runs, _tuning_name(arm, rate, t.seed), arm, self.config(arm, t.seed, rate, t.steps)
+                        )
                     continue
                 self._add(jobs, runs, f"{arm.name}-seed{seed}", arm, self.config(arm, seed, lr))
             else:
@@ -157,7 +164,9 @@ class Plan:
                 "command": f"scalelong campaign {self.folder.as_posix()}", "optimizer": arm.optimizer,
                 "rounding": arm.rounding, "distance": distance,
             }  # fmt: skip
-            jobs[name] = Job(name.rpartition("-seed")[0], config.seed, config, runs / self.folder.name / name, record=record)
+            jobs[name] = Job(
+                name.rpartition("-seed")[0], config.seed, config, runs / self.folder.name / name, record=record
+            )
 
 
 def _tuning_name(arm: Arm, lr: float, seed: int) -> str:
@@ -175,7 +184,11 @@ def read_plan(folder: Path | str) -> Plan:
         raise InvalidValueError(f"cannot read {path}: {error}") from None
     try:
         arms = tuple(_build(Arm, arm) for arm in values.pop("arms"))
-        parts = {key: _build(kind, values.pop(key)) for key, kind in (("tuning", Tuning), ("distance", Distance)) if key in values}
+        parts = {
+            key: _build(kind, values.pop(key))
+            for key, kind in (("tuning", Tuning), ("distance", Distance))
+            if key in values
+        }
         plan = _build(Plan, {"folder": Path(folder), "arms": arms, **parts, **values})
     except (KeyError, TypeError) as error:
         raise InvalidValueError(f"{path}: missing or wrong entry {error}") from None
@@ -232,7 +245,7 @@ def run_planned(job: dict[str, Any]) -> int:
         register_rounded()
     config, run = Config.from_dict(job["config"]), Run(job["folder"])
     optimizer = None if record["optimizer"] == "adamw" else partial(_sgd, config.train.lr, record["optimizer"])
-    measure = None if record["distance"] is None else Distances(run, config, Distance(**record["distance"]))
+    measure = Observed(run, config, None if record["distance"] is None else Distance(**record["distance"]))
     failure = None
     try:
         result = train(config, run.folder, optimizer=optimizer, metrics=measure)
@@ -240,7 +253,7 @@ def run_planned(job: dict[str, Any]) -> int:
             return 128 + (result.signal or 0)
     except NonFiniteError as error:
         failure = str(error)
-    values = {} if measure is None or failure else measure.final()
+    values = {} if failure else measure.final()
     write_text(record["path"], json.dumps(make_record(run, record, values, failure), ensure_ascii=False) + "\n")
     return 0
 
@@ -251,28 +264,36 @@ def _sgd(lr: float, name: str, net: nn.Module) -> Any:
     return OPTIMIZERS[name]([p for p in net.parameters() if p.requires_grad], lr=lr)
 
 
-class Distances:
-    """KID of the EMA network's samples at the points of a plan, as `metrics` of `train`; FID at the end."""
+class Observed:
+    """What a plan measures of the EMA network during training, as `metrics` of `train`: KID and headroom."""
 
-    def __init__(self, run: Run, config: Config, spec: Distance) -> None:
+    def __init__(self, run: Run, config: Config, spec: Distance | None) -> None:
         from scalelong.evaluation.extractors import build_extractor
         from scalelong.evaluation.reference import dataset_reference
 
         self.run, self.spec = run, spec
-        self.extractor: Any = build_extractor("inception")
-        data = config.data
-        self.reference = dataset_reference(data.name, spec.reference, self.extractor, spec.reference_n, **data.options())
+        if spec is not None:
+            self.extractor: Any = build_extractor(spec.extractor)
+            split, n = spec.reference, spec.reference_n
+            self.reference = dataset_reference(config.data.name, split, self.extractor, n, **config.data.options())
 
     def __call__(self, net: nn.Module, step: int) -> dict[str, float]:
-        return {"kid": self._evaluate(self.spec.n, net, step)["kid"]} if step % self.spec.every == 0 else {}
+        values = {}
+        if self.spec is not None and self.spec.every and step % self.spec.every == 0:
+            values["kid"] = self._evaluate(self.spec.n, net, step)["kid"]
+        hooks = [hook for m in net.modules() for hook in m._forward_hooks.values() if isinstance(hook, Rounding)]
+        if hooks and (largest := max(hook.largest for hook in hooks)) > 0:
+            values["headroom"] = LARGEST_FP16 / largest
+        return values
 
     def final(self) -> dict[str, float]:
-        """KID and FID of the trained network."""
-        return self._evaluate(self.spec.final, self.run.net, self.run.step) if self.spec.final else {}
+        """The metrics of samples of the trained network."""
+        return self._evaluate(self.spec.final, self.run.net, self.run.step) if self.spec and self.spec.final else {}
 
     def _evaluate(self, n: int, net: nn.Module, step: int) -> dict[str, float]:
         from scalelong.runs.generate import Request
 
+        assert self.spec is not None
         request = Request(n=n, sampler=self.spec.sampler, steps=self.spec.evaluations, batch_size=100)
         result = self.run.evaluate(request, self.reference, self.extractor, net=net, step=step)
         return {name: float(metric.value) for name, metric in result.values.items() if metric.value is not None}
@@ -284,21 +305,22 @@ def make_record(run: Run, header: dict[str, Any], values: dict[str, float], fail
 
     measured, log = measure_run(run, header["arm"], run.config.seed), run.stability
     keys = ("campaign", "arm", "tuning", "command", "optimizer", "rounding", "distance")
-    names = ("loss", "grad_norm", "val_loss", "val_loss_ema", "kid")
+    ended = {key: run.column(key).last for key in ("kid", "headroom") if len(run.column(key))}
+    names = ("loss", "grad_norm", "val_loss", "val_loss_ema", "kid", "headroom")
     return {
         "format": FORMAT, **{key: header[key] for key in keys}, "seed": run.config.seed, "failure": failure,
         "steps": int(run.logged_step), "config": run.config.to_dict(), "parameters": run.record.get("parameters"),
         "versions": run.record.get("versions"), "written": run.record.get("written"),
-        "values": measured.values | values, "alarms": 0 if log is None else len(log.alarms()),
+        "values": measured.values | ended | values, "alarms": 0 if log is None else len(log.alarms()),
         "curves": {name: _thin(run.column(name)) for name in names if len(run.column(name))},
         "norms": {} if log is None else norms_of(log),
     }  # fmt: skip
 
 
 def norms_of(log: StabilityArrays) -> dict[str, Any]:
-    """Norm, growth, absolute and relative oscillation of h_i (`backbone`), x_i (`skip`) and blocks, on training batches.
+    """Norm, growth, absolute and relative oscillation of h_i (`backbone`), x_i (`skip`) and blocks.
 
-    The relative oscillation is the probe's. `backbone` also has its curve.
+    On training batches; the relative oscillation is the probe's. `backbone` also has its curve.
     """
     parts: dict[str, Any] = {"blocks_names": log.blocks}
     for name, width in (("backbone", log.n), ("skip", log.n), ("blocks", len(log.blocks))):
@@ -330,7 +352,9 @@ def _thin(curve: Series) -> dict[str, Any]:
     """At most POINTS means over successive entries, each at its last step."""
     parts = np.array_split(np.arange(len(curve)), min(POINTS, len(curve)))
     with np.errstate(all="ignore"):
-        means = [float(np.nanmean(curve.values[part])) if np.isfinite(curve.values[part]).any() else np.nan for part in parts]
+        means = [
+            float(np.nanmean(curve.values[part])) if np.isfinite(curve.values[part]).any() else np.nan for part in parts
+        ]
     return {"steps": [int(curve.steps[part[-1]]) for part in parts], "values": _numbers(means)}
 
 
@@ -338,23 +362,36 @@ def _thin(curve: Series) -> dict[str, Any]:
 
 
 def register_rounded() -> None:
-    """Register the U-ViT whose residual stream is rounded to bf16 or fp16 after every block."""
+    """Register the U-ViT whose residual stream is rounded after every block."""
     from scalelong.models.registry import MODELS
 
     if ROUNDED not in MODELS:
         uvit = MODELS["uvit"]
-        MODELS[ROUNDED] = replace(uvit, build=partial(_rounded, uvit.build), settings=(*(uvit.settings or ()), "options"))
+        MODELS[ROUNDED] = replace(
+            uvit, build=partial(_rounded, uvit.build), settings=(*(uvit.settings or ()), "options")
+        )
 
 
 def _rounded(build: Callable[[Any, Any], nn.Module], model: Any, shapes: Any) -> nn.Module:
     net: Any = build(model, shapes)
     for block in (*net.in_blocks, net.mid_block, *net.out_blocks):
-        block.register_forward_hook(partial(round_output, model.options["rounding"]))
+        block.register_forward_hook(Rounding(model.options["rounding"]))
     return net
 
 
-def round_output(kind: str, module: Any, inputs: Any, output: Any) -> Any:
-    """Round a block's output, and its gradient, to what bf16 or fp16 can represent."""
-    import torch
+class Rounding:
+    """A forward hook that rounds a block's output, and its gradient, to what bf16 or fp16 can represent.
 
-    return output.to({"bf16": torch.bfloat16, "fp16": torch.float16}[kind]).to(output.dtype)
+    The arithmetic stays fp32. "fp32" rounds nothing. `largest` is the largest absolute value so far.
+    """
+
+    def __init__(self, kind: str) -> None:
+        if kind not in PRECISIONS:
+            raise unknown("rounding", kind, PRECISIONS)
+        self.kind, self.largest = kind, 0.0
+
+    def __call__(self, module: Any, inputs: Any, output: Any) -> Any:
+        import torch
+
+        self.largest = max(self.largest, output.detach().abs().max().item())
+        return output.to(getattr(torch, PRECISIONS[self.kind])).to(output.dtype)

@@ -29,6 +29,8 @@ CLAIMS = {
     "fid": "lower FID at the end",
 }
 ACCELERATION = 1.5
+EFFECTS = {"norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
+           "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features"}  # fmt: skip
 CURVES = {"kid": "KID", "val_loss_ema": "validation loss (EMA)"}
 
 
@@ -44,8 +46,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        e = self.measured
-        return "–" if e is None else f"{with_interval(e.mean, e.low, e.high)} (n = {e.n})"
+        return _cell(self.measured) + ("" if self.measured is None else f" (n = {self.measured.n})")
 
 
 class Results:
@@ -64,14 +65,17 @@ class Results:
         arms = {arm.name: sum(r["arm"] == arm.name for r in self.records.values()) for arm in self.plan.arms}
         listed = ", ".join(f"{name} {n}" for name, n in arms.items())
         ended = f" ({failed} became non-finite)" if failed else ""
-        return f"{count} of {total} planned runs are finished{ended}: {listed}; {len(self.plan.seeds)} seeds are planned for each."
+        seeds = len(self.plan.seeds)
+        return f"{count} of {total} planned runs are finished{ended}: {listed}; {seeds} seeds are planned for each."
 
     def by_arm(self, name: str) -> dict[int, dict[str, Any]]:
         """seed → record of the finished runs of an arm."""
         return {self.records[n]["seed"]: self.records[n] for n in self.finished if self.records[n]["arm"] == name}
 
     def values(self, arm: str, key: str) -> dict[int, float]:
-        return {seed: float(r["values"][key]) for seed, r in self.by_arm(arm).items() if r["values"].get(key) is not None}
+        return {
+            seed: float(r["values"][key]) for seed, r in self.by_arm(arm).items() if r["values"].get(key) is not None
+        }
 
     def families(self) -> dict[str, list[str]]:
         """baseline → the arms that are compared with it, itself first."""
@@ -109,9 +113,8 @@ class Results:
                     factor = sooner[key].factor
                     verdict = "disagrees" if factor is None and (sooner[key].at_most or 0) < ACCELERATION else "open"
                     if factor is not None:
-                        inverse = Estimate(
-                            1 / factor.mean, *(None if e is None else 1 / e for e in (factor.high, factor.low)), factor.n
-                        )
+                        low, high = (None if end is None else 1 / end for end in (factor.high, factor.low))
+                        inverse = Estimate(1 / factor.mean, low, high, factor.n)
                         verdict = judge(inverse, 1 / ACCELERATION)
                     found.append(Verdict(arm, baseline, claim, factor, verdict))
         return found
@@ -128,6 +131,29 @@ class Results:
                     for i in range(count)
                 ]
         return {arm: row for arm, row in table.items() if any(row)}
+
+    def effects(self, key: str) -> list[tuple[str, dict[str, Estimate | None]]]:
+        """Of a designed experiment: level of a factor → scaling → variant/baseline of a measure.
+
+        A setting's ratio is the mean over its seeds; the interval is over the settings that have the level.
+        """
+        pairs: dict[str, dict[str, float]] = {}  # scaling → arm → variant/baseline
+        for arm in self.plan.arms:
+            own, base = self.values(arm.name, key), self.values(self.plan.baseline_of(arm), key)
+            ratio = paired_ratio(own, base)
+            if ratio is not None and self.plan.baseline_of(arm) != arm.name:
+                pairs.setdefault(arm.scaling, {})[arm.name] = ratio.mean
+        levels = dict.fromkeys((f, v) for arm in self.plan.arms for f, v in arm.factors.items())
+        rows = []
+        for factor, level in [("all", "settings"), *levels]:
+            cells = {}
+            for scaling, ratios in pairs.items():
+                have = [
+                    r for name, r in ratios.items() if factor == "all" or self.plan.arm(name).factors[factor] == level
+                ]
+                cells[scaling] = paired_ratio(dict(enumerate(have)), dict.fromkeys(range(len(have)), 1.0))
+            rows.append((f"{factor} {level}", cells))
+        return rows
 
     def _columns(self, arm: str, quantity: str) -> dict[int, list[float]]:
         rows = {}
@@ -169,16 +195,26 @@ def page(results: Sequence[Results]) -> str:
     for one in results:
         plan = one.plan
         folder = plan.folder.as_posix()
-        parts.append(f"## {plan.title}\n\n{plan.question}\n\n**State:** {one.state} `scalelong campaign {folder}` runs the rest.")
+        parts.append(
+            f"## {plan.title}\n\n{plan.question}\n\n**State:** {one.state} `scalelong campaign {folder}` runs the rest."
+        )
         parts.append(f"Plan, stated before the runs: [`{folder}/plan.toml`](../{folder}/plan.toml).")
         if (plan.folder / "norms.png").exists():
             parts.append(f"![Norm against step]({'../' + folder}/norms.png)")
-        if joins := one.joins():
+        designed = any(arm.factors for arm in plan.arms)
+        for key, title in EFFECTS.items() if designed else ():
+            rows = [[level, *map(_cell, cells.values())] for level, cells in one.effects(key) if any(cells.values())]
+            if rows:
+                parts += [
+                    f"{title}, variant over no scaling, by factor level:",
+                    _table(["", *one.effects(key)[0][1]], rows),
+                ]
+        if not designed and (joins := one.joins()):
             parts.append("Norm ‖h_i‖ at the end, against the baseline of the same seed (95 % interval), join by join:")
-            parts.append(_table(["arm", *(f"i = {i + 1}" for i in range(max(map(len, joins.values()))))], [
-                [arm, *("–" if e is None else with_interval(e.mean, e.low, e.high) for e in row)] for arm, row in joins.items()
-            ]))  # fmt: skip
-        if verdicts := one.verdicts():
+            columns = ["arm", *(f"i = {i + 1}" for i in range(max(map(len, joins.values()))))]
+            rows = [[arm, *map(_cell, row)] for arm, row in joins.items()]
+            parts.append(_table(columns, rows))
+        if not designed and (verdicts := one.verdicts()):
             rows = [[v.arm, v.claim, v.text, f"**{v.verdict}**"] for v in verdicts]
             parts.append(_table(["arm", "claim", "measured", "verdict"], rows))
     return "\n\n".join(parts) + "\n"
@@ -186,3 +222,7 @@ def page(results: Sequence[Results]) -> str:
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))
+
+
+def _cell(estimate: Estimate | None) -> str:
+    return "–" if estimate is None else with_interval(estimate.mean, estimate.low, estimate.high)

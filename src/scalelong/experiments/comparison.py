@@ -55,17 +55,18 @@ MEASURES = (
     Measure("norm_outer", "norm, outer joins",
             "‖h_i‖ on training batches over the last tenth of training, where the outer half of the long skips joins "
             "(i ≤ N/2; geometric mean over i). The paper's Fig. 1 plots such a norm; it does not say of which layer"),
-    Measure("norm_inner", "norm, inner joins", "the same for the inner half, i > N/2; i = N is the middle block's output"),
+    Measure("norm_inner", "norm, inner joins",
+            "the same for the inner half, i > N/2; i = N is the middle block's output"),
     Measure("growth_outer", "growth of the norm, outer joins",
             "p of norm ∝ step^p, fitted over the second half of training, mean over i ≤ N/2", NO_RATIO),
     Measure("growth_inner", "growth of the norm, inner joins", "the same for i > N/2", NO_RATIO),
     Measure("absolute_outer", "absolute oscillation, outer joins",
-            "the band in Fig. 1: root mean square of ‖h_i‖ around its smoothed curve, on training batches in the second "
-            "half of training (geometric mean over i ≤ N/2)"),
+            "the band in Fig. 1: root mean square of ‖h_i‖ around its smoothed curve, on training batches in the "
+            "second half of training (geometric mean over i ≤ N/2)"),
     Measure("absolute_inner", "absolute oscillation, inner joins", "the same for i > N/2"),
     Measure("feature_oscillation", "relative oscillation of features",
-            "our own measure, not Fig. 1's: standard deviation of the jumps of log(norm) over one step, on a fixed probe "
-            "batch, in the second half of training; mean over the features h_i that the long skips join"),
+            "our own measure, not Fig. 1's: standard deviation of the jumps of log(norm) over one step, on a fixed "
+            "probe batch, in the second half of training; mean over the features h_i that the long skips join"),
     Measure("middle_oscillation", "relative oscillation of the middle block",
             "the same of h_N alone, the middle block's output, which joins the innermost long skip"),
     Measure("gradient_oscillation", "relative oscillation of the gradient",
@@ -142,7 +143,11 @@ def _oscillations(run: Run) -> dict[str, float | None]:
     spreads = log.oscillation("probe", "backbone")
     if spreads is None:
         return gradient | norm_measures(log)
-    return norm_measures(log) | {"feature_oscillation": float(np.nanmean(spreads)), "middle_oscillation": float(spreads[-1]), **gradient}
+    return norm_measures(log) | {
+        "feature_oscillation": float(np.nanmean(spreads)),
+        "middle_oscillation": float(spreads[-1]),
+        **gradient,
+    }
 
 
 def norm_measures(log: StabilityArrays) -> dict[str, float | None]:
@@ -167,7 +172,9 @@ def outer_and_inner(n: int) -> dict[str, range]:
 def geometric_mean(values: Any) -> float | None:
     """None where a value is missing or not positive."""
     array = np.asarray(values, dtype=float)
-    return float(np.exp(np.log(array).mean())) if array.size and (array > 0).all() and np.isfinite(array).all() else None
+    return (
+        float(np.exp(np.log(array).mean())) if array.size and (array > 0).all() and np.isfinite(array).all() else None
+    )
 
 
 # --------------------------------------------------------------------------------------------------- comparison

@@ -44,7 +44,9 @@ def charts(views: Sequence[RunView], comparison: Comparison | None) -> dict[str,
         **{f"metric {name}": curve(views, name, label) for name, label in metrics(views).items()},
         "loss": curve(views, "loss", LOSS, smooth=True),
         "gradient": curve(views, "grad_norm", "norm", smooth=True),
-        "norms": over_training(views, "probe", "backbone", y="‖hᵢ‖", by_variant=True),
+        "norms": norms(views),
+        "norm_by_skip": by_skip(views, "‖hᵢ‖", lambda log: _of_norms(log, "final")),
+        "absolute_oscillation": by_skip(views, "RMS of ‖hᵢ‖ − smooth", lambda log: _of_norms(log, "band")),
         "oscillation": by_skip(views, "std of Δ log ‖hᵢ‖", lambda log: log.oscillation("probe", "backbone")),
         "oscillation_train": by_skip(views, "std of Δ log ‖hᵢ‖", lambda log: log.oscillation("train", "backbone")),
         "oscillation_gradient": by_skip(views, "std of Δ log of the norm", gradient_by_skip),
@@ -96,21 +98,48 @@ def relative(views: Sequence[RunView], comparison: Comparison) -> Chart | None:
     return lines(series, x="step", y="change, %", level=0)
 
 
-def over_training(views: Sequence[RunView], *path: str, y: str, by_variant: bool = False) -> Chart | None:
-    """A value of every long skip over the steps: one panel per skip.
+def norms(views: Sequence[RunView]) -> Chart | None:
+    """The paper's Fig. 1: the smoothed norm on training batches with a running band, one page per join or block."""
+    logs = [(view, view.run.stability) for view in views if view.run.stability is not None]
+    curves = {view.index: _layers(log) for view, log in logs}
+    pages = []
+    for title in dict.fromkeys(title for own in curves.values() for title in own):
+        series = [{"run": index, **own[title]} for index, own in curves.items() if title in own]
+        pages.append({"title": title, "panels": [{"title": "", "series": series}]})
+    return {"kind": "lines", "x": "step", "y": "norm", "pages": pages} if pages else None
 
-    `by_variant` makes one panel per variant and one page per skip, for curves that would hide each other.
-    """
-    groups = {label: [view for view in views if view.label == label] for label in labels(views)}
-    panels, pages = [], []
+
+def _layers(log: StabilityArrays) -> dict[str, Chart]:
+    """Name of a join or block → its smoothed norm over the steps with a running band of one absolute oscillation."""
+    layers: dict[str, Chart] = {}
+    sides = [f"‖h_{i}‖" for i in range(1, log.n + 1)]
+    sides = [name + note for name, note in zip(sides, ["", *[""] * (log.n - 2), " (middle block)"], strict=False)]
+    if sides:
+        sides[0] += " (outermost)"
+    for part, names in (("backbone", sides), ("blocks", [f"block {name}" for name in log.blocks])):
+        found = log.norms("train", part, width=len(names)) if names else None
+        if found is None:
+            continue
+        keep = np.unique(np.linspace(0, len(log.steps) - 1, PANEL_POINTS).round().astype(int))
+        for k, name in enumerate(names):
+            x, y, band = log.steps[keep], found.smooth[keep, k], found.running_band[keep, k]
+            if np.isfinite(y).any():
+                ends = {"low": rounded(np.maximum(y - band, 0)), "high": rounded(y + band)}
+                layers[name] = {"x": rounded(x, 7), "y": rounded(y), **ends}
+    return layers
+
+
+def _of_norms(log: StabilityArrays, field: str) -> Floats | None:
+    curves = log.norms("train", "backbone")
+    return None if curves is None else getattr(curves, field)
+
+
+def over_training(views: Sequence[RunView], *path: str, y: str) -> Chart | None:
+    """A value of every long skip over the steps: one panel per skip."""
+    panels = []
     for i in range(1, max((view.run.stability.n for view in views if view.run.stability), default=0) + 1):
-        if by_variant and len(groups) > 1:
-            own = [{"title": label, "series": s} for label, group in groups.items() if (s := _traces(group, path, i))]
-            pages += [{"title": f"i = {i}", "panels": own}] if own else []
-        elif series := _traces(views, path, i):
+        if series := _traces(views, path, i):
             panels.append({"title": f"i = {i}", "series": series})
-    if pages:
-        return {"kind": "lines", "x": "step", "y": y, "pages": pages}
     return {"kind": "lines", "x": "step", "y": y, "own": True, "panels": panels} if panels else None
 
 

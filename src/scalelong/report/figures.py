@@ -207,17 +207,21 @@ def draw_norms(results: Results) -> Figure:
     figure = new_figure(13.5, 3.9 * len(families))
     for axes, arms in zip(figure.subplots(len(families), 3, squeeze=False), families, strict=True):
         n = max(len(norms["norm"]) for arm in arms for norms in _norms_of(results, arm))
-        for ax, i in zip(axes, (1, max(1, n // 2), n), strict=True):
+        for ax, i in zip(axes, dict.fromkeys((1, max(1, n // 2), n)), strict=False):
             for arm, color in zip(arms, _colors(), strict=False):
                 runs = _norms_of(results, arm)
                 if not runs:
                     continue
                 steps, count = runs[0]["steps"], min(len(norms["steps"]) for norms in runs)
-                curves = [[row[i - 1] if row[i - 1] is not None else math.nan for row in r["smooth"][:count]] for r in runs]
+                curves = [
+                    [row[i - 1] if row[i - 1] is not None else math.nan for row in r["smooth"][:count]] for r in runs
+                ]
                 mean = [sum(column) / len(column) for column in zip(*curves, strict=True)]
                 band = sum(norms["absolute_oscillation"][i - 1] or math.nan for norms in runs) / len(runs)
                 ax.plot(steps[:count], mean, color=color, lw=1.5, label=f"{arm} ({len(runs)} seeds)")
-                ax.fill_between(steps[:count], [v - band for v in mean], [v + band for v in mean], color=color, alpha=0.15, lw=0)
+                ax.fill_between(
+                    steps[:count], [v - band for v in mean], [v + band for v in mean], color=color, alpha=0.15, lw=0
+                )
             place = ", outermost join" if i == 1 else ", the middle block's output" if i == n else ""
             ax.set(title=f"‖h_{i}‖{place}", xlabel="step")
             ax.set_ylim(bottom=0)

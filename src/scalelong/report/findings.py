@@ -10,6 +10,7 @@ from scalelong.experiments.comparison import CURVES, Comparison, Row
 from scalelong.experiments.statistics import Estimate, change, plus_minus
 
 EVEN = 0.02  # with one seed, losses closer than this count as equal
+STABILITY = ("norm_outer", "norm_inner", "feature_oscillation")  # measures with a sentence of their own
 NAMES = {"none": "no scaling", "uniform": "uniform scaling", "ls": "LS"}
 
 
@@ -34,14 +35,15 @@ def findings(comparison: Comparison | None, labels: Sequence[str], steps: int, d
         value = f": validation loss {plus_minus(row.means[key])}" if key in row.means else ""
         return Findings(_capital(f"{spell(row.variant)} on {data} after {comparison.steps:,} steps{value}"))
     losses = {row.variant: row.ratios[key] for row in others if key in row.ratios}
+    titles = {measure.key: measure.title for measure in comparison.measures()}
     seeds = max((ratio.n for row in others for ratio in row.ratios.values()), default=1)
     headline = f"{_join([row.variant for row in others])} beside {baseline}"
     if seeds < 2:
         values = {row.variant: row.means[key].mean for row in comparison.rows if key in row.means}
         caveat = "One seed: there is no interval, and a difference may be chance; compare --seeds 3 gives intervals."
-        return Findings(_capital(_range(values) if losses else headline), (), caveat)
-    titles = {measure.key: measure.title for measure in comparison.measures()}
-    lines = [_clear(titles[name], others, name, baseline) for name in titles if name in (key, "feature_oscillation")]
+        lines = [_single(titles[name], others, name, baseline) for name in titles if name in STABILITY[:2]]
+        return Findings(_capital(_range(values) if losses else headline), tuple(filter(None, lines)), caveat)
+    lines = [_clear(titles[name], others, name, baseline) for name in titles if name in (key, *STABILITY)]
     lines.append(_sooner(others, baseline, key))
     lines += [_clear(titles["frechet"], others, "frechet", baseline)] if "frechet" in titles else []
     if losses:
@@ -82,6 +84,12 @@ def _clear(title: str, rows: Sequence[Row], key: str, baseline: str) -> str | No
     ratios = {row.variant: row.ratios[key] for row in rows if key in row.ratios}
     listed = "; ".join(f"{spell(name)} {change(ratio)}" for name, ratio in ratios.items() if ratio.excludes_one)
     return f"{_capital(title)} against {baseline}: {listed}." if listed else None
+
+
+def _single(title: str, rows: Sequence[Row], key: str, baseline: str) -> str | None:
+    """The ratios of one seed, as factors and without a claim."""
+    listed = "; ".join(f"{spell(row.variant)} ×{row.ratios[key].mean:.2f}" for row in rows if key in row.ratios)
+    return f"{_capital(title)}, at the end of training against {baseline}: {listed}." if listed else None
 
 
 def _sooner(rows: Sequence[Row], baseline: str, key: str) -> str | None:

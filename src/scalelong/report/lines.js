@@ -1,4 +1,4 @@
-/* Curves over steps, skips or noise: one panel, small multiples, or pages of them with a slider. */
+/* Curves over steps, skips or noise: one panel, small multiples, or pages of them to choose from. */
 
 const MARKS = [
   (x, y) => `M${x - 3.4},${y}a3.4,3.4 0 1,0 6.8,0a3.4,3.4 0 1,0 -6.8,0`,
@@ -31,23 +31,18 @@ class LineChart {
     this.xs = [...new Set(panels.flatMap((p) => p.series.flatMap((s) => s.x)))].sort((a, b) => a - b);
   }
 
-  /* A slider over pages of panels; starts with the last page (the middle block). */
+  /* A list of layers to choose from; starts with the first (the outermost join). */
   chooser(pages) {
-    const holder = html("p", "slider", undefined, this.holder);
-    const name = html("label", "", "Long skip, outermost to innermost ", holder);
-    const slider = html("input", "", undefined, name);
-    const output = html("output", "", undefined, holder);
-    Object.assign(slider, { type: "range", min: 0, max: pages.length - 1, step: 1, value: pages.length - 1 });
+    const name = html("label", "", "Layer ", html("p", "layer", undefined, this.holder));
+    const list = html("select", "", undefined, name);
+    pages.forEach((page, k) => { html("option", "", page.title, list).value = k; });
     const turn = () => {
-      const page = pages[+slider.value];
-      output.textContent = page.title;
-      slider.setAttribute("aria-valuetext", page.title);
       this.cursor = null;
-      this.choose(page.panels);
+      this.choose(pages[+list.value].panels);
       if (this.body) this.draw();
     };
-    slider.addEventListener("input", turn);
-    slider.addEventListener("keydown", (event) => event.stopPropagation());
+    list.addEventListener("input", turn);
+    list.addEventListener("keydown", (event) => event.stopPropagation());
     turn();
   }
 

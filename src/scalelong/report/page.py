@@ -50,7 +50,7 @@ def render(views: Sequence[RunView]) -> str:
             sections.samples(views, pictures([view.run for view in views])),
             sections.results(comparison, views, drawn),
             sections.curves(drawn, only_scaling_differs, comparison.baseline if comparison else "", metrics(views)),
-            sections.oscillation(drawn, views),
+            sections.norms(drawn, views),
             sections.skips(drawn),
             sections.robustness(drawn, views),
             sections.evaluation(views),

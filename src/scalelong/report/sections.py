@@ -24,18 +24,28 @@ CURVES = [
     ("loss", "Training loss", "On training batches; shaded: the range within a point of the curve."),
     ("gradient", "Gradient norm", "Of the whole gradient, before clipping."),
 ]  # fmt: skip
+NORMS = [
+    ("norm_by_skip", "Norm by join",
+     "‖hᵢ‖ on training batches, mean over the last tenth of training; long skip i joins hᵢ. Outer and inner joins can "
+     "go opposite ways."),
+    ("absolute_oscillation", "Absolute oscillation by join",
+     "The band above: root mean square of ‖hᵢ‖ around its smoothed curve, over the second half of training."),
+]  # fmt: skip
 OSCILLATION = [
-    ("oscillation", "Feature oscillation by skip",
+    ("oscillation", "Relative oscillation by join",
+     "Our own measure, not Fig. 1's. "
      "Standard deviation of the jumps of log‖hᵢ‖ over one step, on one fixed probe batch, in the second half of "
      "training. Long skip i joins hᵢ; the last is the middle block's output."),
     ("oscillation_train", "The same on training batches",
      "Here the sampled images and times also change from step to step, which is not the network's doing."),
-    ("oscillation_gradient", "Gradient oscillation by skip",
+    ("oscillation_gradient", "Relative oscillation of the gradient",
      "The same of the gradient norm, before clipping, in the block that consumes long skip i."),
 ]  # fmt: skip
-NORMS = ("norms", "Feature norms over training",
-         "‖hᵢ‖, which long skip i joins, on the probe batch. A stable network draws a smooth line (the paper's Figs. 1 "
-         "and 12).")  # fmt: skip
+NORM_CURVES = (
+    "norms", "Norm against step",
+    "The paper's Fig. 1: the norm of a feature on training batches, smoothed over a twentieth of the snapshots, with a "
+    "band of one absolute oscillation. hᵢ is what long skip i joins; the paper does not say which layer it plots.",
+)  # fmt: skip
 SKIPS = [
     ("kappa", "κᵢ by skip",
      "At the end of training. Shaded: κ^(i−1) for κ from 0.5 to 0.95, the range that Section 4.1 gives CS (Fig. 7). "
@@ -213,10 +223,15 @@ def curves(
     return section("curves", "Training", lead, figures(drawn, catalogue))
 
 
-def oscillation(drawn: Collection[str], views: Sequence[RunView]) -> Markup | None:
-    lead = "How much features and gradients jump from one step to the next, skip by skip (i = 1 is the outermost)."
-    charts = figures(drawn, OSCILLATION, "figures three")
-    return section("oscillations", "Oscillation", lead, charts, figure(drawn, *NORMS, wide=True), _alarms(views))
+def norms(drawn: Collection[str], views: Sequence[RunView]) -> Markup | None:
+    lead = (
+        "Three quantities: the norm of a feature, which grows during training; its absolute oscillation, the band "
+        "around that curve; and its relative oscillation, how much the logarithm of the norm jumps in one step (i = 1 "
+        "is the outermost join)."
+    )
+    curves, by_join = figure(drawn, *NORM_CURVES, wide=True), figures(drawn, NORMS)
+    relative = figures(drawn, OSCILLATION, "figures three")
+    return section("oscillations", "Norms and oscillation", lead, curves, by_join, relative, _alarms(views))
 
 
 def _alarms(views: Sequence[RunView]) -> Markup | None:

@@ -248,22 +248,29 @@ class NormCurves:
     final   (width,), the mean over the last tenth
     growth  (width,), p of norm ∝ step^p, least squares on the logarithms, over the second half of training
     band    (width,), the absolute oscillation: root mean square of norm − smooth over the second half
+    running_band  (snapshots, width), the same over a running window, to draw around `smooth`
     """
 
     smooth: Floats
     final: Floats
     growth: Floats
     band: Floats
+    running_band: Floats
 
 
 def norm_curves(steps: Floats, norms: Floats) -> NormCurves:
     """Separate norms (snapshots, width) into a smooth curve and the band around it. Missing snapshots are ignored."""
     count, width = norms.shape
     half = max(5, count // 20) // 2
-    windows = [norms[max(0, k - half) : k + half + 1] for k in range(count)]
+
+    def running_mean(rows: Floats) -> Floats:
+        windows = (rows[max(0, k - half) : k + half + 1] for k in range(count))
+        return np.array([np.nanmean(np.where(np.isfinite(window), window, np.nan), axis=0) for window in windows])
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a window, or a column, without a finite value stays NaN
-        smooth = np.array([np.nanmean(np.where(np.isfinite(window), window, np.nan), axis=0) for window in windows])
+        smooth = running_mean(norms)
+        running_band = np.sqrt(running_mean((norms - smooth) ** 2))
         late = steps >= steps[-1] / 2
         band = np.sqrt(np.nanmean(np.where(np.isfinite(norms), norms - smooth, np.nan)[late] ** 2, axis=0))
         final = np.nanmean(np.where(np.isfinite(norms), norms, np.nan)[steps >= 0.9 * steps[-1]], axis=0)
@@ -272,7 +279,7 @@ def norm_curves(steps: Floats, norms: Floats) -> NormCurves:
         keep = late & np.isfinite(norms[:, column]) & (norms[:, column] > 0) & (steps > 0)
         if keep.sum() > 2:
             growth[column] = np.polyfit(np.log(steps[keep]), np.log(norms[keep, column]), 1)[0]
-    return NormCurves(smooth, final, growth, band)
+    return NormCurves(smooth, final, growth, band, running_band)
 
 
 def read_stability_arrays(path: Path) -> StabilityArrays | None:

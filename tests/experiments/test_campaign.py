@@ -1,0 +1,159 @@
+"""A campaign: plan.toml, the runs that are missing, records, and what they say."""
+
+import json
+
+import pytest
+import torch
+
+from scalelong.errors import ScaleLongError
+from scalelong.experiments.campaign import Rounding, read_plan, run_planned
+from scalelong.experiments.campaign_results import Results, page
+from scalelong.report.figures import draw_norms, save_figure
+
+PLAN = """
+title = "Test"
+question = "Does it?"
+rule = "as always"
+preset = "digits-uvit"
+steps = 12
+seeds = [0, 1, 2]
+settings = ["train.batch_size=4", "monitor.every=1", "validate.n=8", "sample.n=0", "model.embed_dim=16",
+            "model.depth=4"]
+
+[[arms]]
+name = "none"
+scaling = "none"
+
+[[arms]]
+name = "ls"
+scaling = "ls"
+group = 2
+
+[[arms]]
+name = "cs"
+scaling = "cs:0.5"
+"""
+TUNED = PLAN.replace("[[arms]]", "[tuning]\nlr = [1e-3, 1e-2]\nsteps = 4\nseed = 9\n\n[[arms]]", 1)
+
+
+@pytest.fixture
+def make_plan(tmp_path):
+    def make(text=PLAN):
+        (tmp_path / "demo").mkdir(exist_ok=True)
+        (tmp_path / "demo" / "plan.toml").write_text(text)
+        return read_plan(tmp_path / "demo")
+
+    return make
+
+
+def write_record(plan, name, arm, seed, norm=10.0, loss=0.5, failure=None):
+    norms = {"norm": [norm] * 2, "absolute_oscillation": [0.1 * norm] * 2, "relative_oscillation": [0.01] * 2}
+    norms |= {"steps": [1, 2], "smooth": [[norm, norm]] * 2, "raw": [[norm, norm]] * 2}
+    values = {"norm_outer": norm, "norm_inner": norm, "val_loss_ema": loss}
+    curves = {"val_loss_ema": {"steps": [1, 2], "values": [1.0, loss]}}
+    record = {"arm": arm, "seed": seed, "failure": failure, "values": values, "curves": curves}
+    (plan.folder / f"{name}.json").write_text(json.dumps(record | {"norms": {"backbone": norms}}))
+
+
+def test_pairs_with_the_baseline_come_first_and_runs_with_a_record_are_skipped(make_plan, tmp_path):
+    plan = make_plan()
+    assert plan.planned == (
+        "none-seed0", "cs-seed0", "none-seed1", "cs-seed1", "none-seed2", "cs-seed2",
+        "ls-seed0", "ls-seed1", "ls-seed2",
+    )  # fmt: skip
+    write_record(plan, "none-seed0", "none", 0)
+    assert [job.name for job in plan.missing(tmp_path)][:2] == ["cs-seed0", "none-seed1"]
+
+
+def test_an_arm_is_tuned_at_the_same_learning_rates_before_its_runs(make_plan, tmp_path):
+    plan = make_plan(TUNED)
+    names = [job.name for job in plan.missing(tmp_path)]
+    assert names == [f"tune-{arm}-lr{lr}-seed9" for arm in ("none", "cs", "ls") for lr in ("0.001", "0.01")]
+    write_record(plan, "tune-cs-lr0.001-seed9", "cs", 9, loss=0.6)
+    write_record(plan, "tune-cs-lr0.01-seed9", "cs", 9, loss=0.4)
+    own = [job for job in plan.missing(tmp_path) if job.record["arm"] == "cs"]
+    assert [job.name for job in own] == ["cs-seed0", "cs-seed1", "cs-seed2"]
+    assert all(job.config.train.lr == 0.01 for job in own)
+
+
+def test_a_learning_rate_at_which_the_run_failed_is_not_chosen(make_plan):
+    plan = make_plan(TUNED)
+    write_record(plan, "tune-none-lr0.001-seed9", "none", 9, loss=0.6)
+    write_record(plan, "tune-none-lr0.01-seed9", "none", 9, loss=0.1, failure="step 3: not finite")
+    assert plan.learning_rate(plan.arm("none")) == 0.001
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("rule =", "rules ="), "rules"),
+        (('name = "cs"', 'name = "none"'), "different names"),
+        (("group = 2", 'baseline = "nine"'), "nine"),
+        (("train.batch_size", "train.batchsize"), "train.batch_size"),
+        (("seeds = [0, 1, 2]", ""), "seeds"),
+    ],
+)
+def test_a_wrong_plan_is_refused_with_the_name_of_what_is_wrong(make_plan, change, message):
+    with pytest.raises(ScaleLongError, match=message):
+        make_plan(PLAN.replace(*change))
+
+
+def test_a_finished_run_leaves_a_record_with_norms_of_every_join_and_block(make_plan, tmp_path):
+    plan = make_plan(PLAN.replace('scaling = "cs:0.5"', 'scaling = "cs:0.5"\nrounding = "bf16"'))
+    job = next(job for job in plan.missing(tmp_path) if job.name == "cs-seed0")
+    message = {"config": job.config.to_dict(), "folder": str(job.folder), "record": job.record}
+    assert run_planned(json.loads(json.dumps(message))) == 0
+    record = plan.record("cs-seed0")
+    assert record["steps"] == 12
+    assert record["values"]["headroom"] > 1000
+    assert record["failure"] is None
+    assert record["config"]["scaling"] == {"kind": "cs", "kappa": 0.5, "reverse": False}
+    assert {"torch", "scalelong"} <= set(record["versions"])
+    assert len(record["norms"]["backbone"]["norm"]) == 2
+    assert len(record["norms"]["blocks"]["norm"]) == len(record["norms"]["blocks_names"])
+    assert record["values"]["norm_outer"] == pytest.approx(record["norms"]["backbone"]["norm"][0], rel=1e-3)
+    assert record["values"]["val_loss_ema"] > 0
+    assert "cs-seed0" not in [job.name for job in plan.missing(tmp_path)]
+
+
+def test_a_run_that_diverges_is_a_result_too(make_plan, tmp_path):
+    diverging = PLAN.replace('"train.batch_size=4"', '"train.batch_size=4", "train.lr=1e8", "train.warmup=0"')
+    plan = make_plan(diverging.replace('scaling = "cs:0.5"', 'scaling = "cs:0.5"\noptimizer = "sgd"'))
+    job = next(job for job in plan.missing(tmp_path) if job.name == "cs-seed0")
+    assert run_planned({"config": job.config.to_dict(), "folder": str(job.folder), "record": job.record}) == 0
+    assert "finite" in plan.record("cs-seed0")["failure"]
+    assert Results(plan).finished == []
+
+
+def test_verdicts_follow_the_interval_and_the_state_counts_runs(make_plan, tmp_path):
+    plan = make_plan()
+    for seed in range(3):
+        write_record(plan, f"none-seed{seed}", "none", seed, norm=10 + seed)
+        write_record(
+            plan, f"cs-seed{seed}", "cs", seed, norm=(10 + seed) * (0.5 + 0.01 * seed), loss=0.5 + 0.1 * (seed - 1)
+        )
+    write_record(plan, "ls-seed0", "ls", 0, norm=5)
+    results = Results(plan)
+    verdicts = {(v.arm, v.claim): v for v in results.verdicts()}
+    outer = verdicts["cs", "smaller norm at the outer joins (Fig. 1)"]
+    assert outer.verdict == "agrees"
+    assert outer.measured.mean == pytest.approx(0.51, abs=0.001)
+    assert verdicts["cs", "lower validation loss at the end"].verdict == "open"
+    assert verdicts["ls", "smaller norm at the outer joins (Fig. 1)"].verdict == "open (one pair)"
+    assert results.joins()["cs"][0].mean == pytest.approx(0.51, abs=0.001)
+    assert results.state.startswith("7 of 9 planned runs are finished: none 3, ls 1, cs 3")
+    save_figure(draw_norms(results), tmp_path / "norms.png")
+    assert "7 of 9 planned runs" in page([results])
+
+
+def test_rounding_keeps_what_bf16_can_represent():
+    x = torch.tensor([1.0, 1.001, 3.0e38], requires_grad=True)
+    rounding = Rounding("bf16")
+    rounded = rounding(None, None, x)
+    assert rounded.dtype == torch.float32
+    assert torch.equal(rounded, rounded.bfloat16().float())
+    assert rounded[0] == 1
+    assert rounded[1] != x[1]
+    assert rounding.largest == pytest.approx(3e38)
+    assert torch.isinf(Rounding("fp16")(None, None, torch.tensor([65_600.0]))).all()
+    assert torch.equal(Rounding("fp32")(None, None, x), x)
