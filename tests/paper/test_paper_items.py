@@ -99,19 +99,31 @@ def test_the_right_panel_is_the_geometric_mean_of_the_ratios():
     assert changes == pytest.approx([0.0, 100.0])
 
 
-def test_oscillation_drawn_by_skip_ends_in_the_middle_blocks(runs, tmp_path):
+def test_norms_are_those_of_training_batches_join_by_join(runs, tmp_path):
     result = ran("figure-1", runs, tmp_path)
     panel = result["data"]["panels"][0]
-    trained = read_trained(small("figure-1").cpu[0], runs)
-    for variant in trained.variants:
-        spreads = panel["by_skip"][variant]
-        assert len(spreads) == 2
-        middle = trained.values(variant, "middle_oscillation")
-        assert spreads[-1] == pytest.approx(sum(middle.values()) / 2, abs=2e-6)
-    first = next(x for x in panel["lines"] if x["variant"] == "none" and x["seed"] == 0)
-    looks = [json.loads(x) for x in (runs / "tiny" / "none-seed0" / "stability.jsonl").read_text().splitlines()]
-    norms = {x["step"]: x["probe"]["backbone"][-1] for x in looks if "format" not in x}
-    assert dict(zip(first["steps"], first["norm"], strict=True)) == pytest.approx(norms, abs=1e-4)
+    drawn = {(x["variant"], x["seed"], x["join"]): x for x in panel["lines"]}
+    text = (runs / "tiny" / "none-seed0" / "stability.jsonl").read_text()
+    train = {x["step"]: x["train"]["backbone"] for x in map(json.loads, text.splitlines()) if "train" in x}
+    for join in (1, 2):
+        line = drawn["none", 0, join]
+        assert line["steps"] == sorted(train)
+        window = [train[step][join - 1] for step in line["steps"][3:8]]  # the running mean over five snapshots
+        assert line["norm"][5] == pytest.approx(sum(window) / 5, rel=1e-4)
+    finals = {v: [_last(runs, f"{v}-seed{s}", 0) for s in (0, 1)] for v in ("none", "cs-0.7")}
+    ratio = math.sqrt(math.prod(finals["cs-0.7"]) / math.prod(finals["none"]))
+    assert panel["by_join"]["cs-0.7"][0] == pytest.approx(ratio, rel=1e-3)
+    claims = [claim["claim"] for claim in result["claims"]]
+    assert any("norm of features at the outer joins" in claim for claim in claims)
+    assert any("absolute oscillation of features at the inner joins" in claim for claim in claims)
+    assert any("our measure" in claim for claim in claims)
+
+
+def _last(runs, name, column):
+    text = (runs / "tiny" / name / "stability.jsonl").read_text()
+    rows = [x for x in map(json.loads, text.splitlines()) if "train" in x]
+    late = [x["train"]["backbone"][column] for x in rows if x["step"] >= 0.9 * rows[-1]["step"]]
+    return sum(late) / len(late)
 
 
 def test_learned_coefficients_are_what_the_network_multiplies_by(runs):

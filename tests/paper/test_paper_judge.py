@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scalelong.experiments.statistics import Estimate
 from scalelong.paper.judge import AGREES, DISAGREES, OPEN, UNSEEN, Claim, Region, above, below
-from scalelong.paper.oscillation import resampled_ratio
+from scalelong.paper.norms import resampled_ratio
 
 
 def judge(estimate, region):
@@ -64,22 +64,22 @@ def test_a_claim_writes_down_all_that_its_verdict_rests_on():
     assert (facts["measured"]["low"], facts["measured"]["high"]) == (0.5, 0.7)
 
 
-def test_the_ratio_of_spreads_is_found_again_by_resampling():
+def test_the_ratio_of_means_is_found_again_by_resampling():
     import numpy as np
 
     rng = np.random.default_rng(3)
-    calm = dict(enumerate(rng.normal(0, 0.5, 400)))
-    wild = dict(enumerate(rng.normal(0, 1.0, 400)))
-    found = resampled_ratio(calm, wild)
-    assert found.mean == pytest.approx(np.std(list(calm.values())) / np.std(list(wild.values())))
+    small = dict(enumerate(rng.normal(5, 0.5, 400)))
+    large = dict(enumerate(rng.normal(10, 1.0, 400)))
+    found = resampled_ratio(small, large)
+    assert found.mean == pytest.approx(np.mean(list(small.values())) / np.mean(list(large.values())))
     assert found.low < 0.5 < found.high
-    # Of normal samples, log(s_1/s_2) has the standard deviation √(1/n): the bootstrap must come near it.
-    assert np.log(found.high / found.low) == pytest.approx(2 * 1.96 * np.sqrt(1 / 400), rel=0.25)
+    # Independent means: the relative standard error of their ratio is √(2·0.1²/n); the bootstrap must come near it.
+    assert np.log(found.high / found.low) == pytest.approx(2 * 1.96 * np.sqrt(2 * 0.01 / 400), rel=0.25)
 
 
 def test_equal_runs_have_a_ratio_of_one_and_too_few_looks_none():
-    jumps = {k: (-1.0) ** k * (1 + k) for k in range(20)}
-    same = resampled_ratio(jumps, jumps)
+    norms = {k: 5 + (-1.0) ** k for k in range(20)}
+    same = resampled_ratio(norms, norms)
     assert (same.mean, same.low, same.high) == (1.0, 1.0, 1.0)
     assert resampled_ratio({0: 1.0}, {0: 2.0}) is None
-    assert resampled_ratio({}, jumps) is None
+    assert resampled_ratio({}, norms) is None

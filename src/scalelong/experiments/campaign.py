@@ -27,10 +27,9 @@ from scalelong.training.presets import choose
 if TYPE_CHECKING:
     from torch import nn
 
-    from scalelong.runs.logs import Series, StabilityArrays
+    from scalelong.runs.logs import Series
 
 PLAN, FORMAT = "plan.toml", 1
-POINTS = 100  # of a stored curve
 ROUNDED = "uvit-rounded"
 TUNING = "tune"
 LARGEST_FP16 = 65_504
@@ -313,49 +312,20 @@ def make_record(run: Run, header: dict[str, Any], values: dict[str, float], fail
         "versions": run.record.get("versions"), "written": run.record.get("written"),
         "values": measured.values | ended | values, "alarms": 0 if log is None else len(log.alarms()),
         "curves": {name: _thin(run.column(name)) for name in names if len(run.column(name))},
-        "norms": {} if log is None else norms_of(log),
+        "norms": measured.norms,
     }  # fmt: skip
-
-
-def norms_of(log: StabilityArrays) -> dict[str, Any]:
-    """Norm, growth, absolute and relative oscillation of h_i (`backbone`), x_i (`skip`) and blocks.
-
-    On training batches; the relative oscillation is the probe's. `backbone` also has its curve.
-    """
-    parts: dict[str, Any] = {"blocks_names": log.blocks}
-    for name, width in (("backbone", log.n), ("skip", log.n), ("blocks", len(log.blocks))):
-        curves = log.norms("train", name, width=width) if width else None
-        if curves is None:
-            continue
-        relative = log.oscillation("probe", name, width=width)
-        parts[name] = {
-            "norm": _numbers(curves.final), "growth": _numbers(curves.growth),
-            "absolute_oscillation": _numbers(curves.band),
-            "relative_oscillation": None if relative is None else _numbers(relative),
-        }  # fmt: skip
-        if name == "backbone":
-            rows = log.matrix("train", name, width=width)
-            assert rows is not None
-            keep = np.unique(np.linspace(0, len(rows) - 1, POINTS).round().astype(int))
-            parts[name] |= {
-                "steps": log.steps[keep].astype(int).tolist(),
-                "smooth": [_numbers(row) for row in curves.smooth[keep]], "raw": [_numbers(row) for row in rows[keep]],
-            }  # fmt: skip
-    return parts
-
-
-def _numbers(values: Any) -> list[float | None]:
-    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
 
 
 def _thin(curve: Series) -> dict[str, Any]:
     """At most POINTS means over successive entries, each at its last step."""
+    from scalelong.experiments.comparison import POINTS, rounded
+
     parts = np.array_split(np.arange(len(curve)), min(POINTS, len(curve)))
     with np.errstate(all="ignore"):
         means = [
             float(np.nanmean(curve.values[part])) if np.isfinite(curve.values[part]).any() else np.nan for part in parts
         ]
-    return {"steps": [int(curve.steps[part[-1]]) for part in parts], "values": _numbers(means)}
+    return {"steps": [int(curve.steps[part[-1]]) for part in parts], "values": rounded(means)}
 
 
 # ------------------------------------------------------------------------------------------------ rounding

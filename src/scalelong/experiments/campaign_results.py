@@ -29,6 +29,7 @@ CLAIMS = {
     "fid": "lower FID at the end",
 }
 ACCELERATION = 1.5
+ONE_PAIR = "open (one pair)"
 EFFECTS = {"norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
            "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features"}  # fmt: skip
 CURVES = {"kid": "KID", "val_loss_ema": "validation loss (EMA)"}
@@ -88,11 +89,7 @@ class Results:
     def comparison(self, baseline: str) -> Comparison:
         """The usual comparison of an arm family, from records instead of run folders."""
         arms = self.families()[baseline]
-        runs = [
-            RunMeasures(arm, seed, "", {k: v for k, v in r["values"].items() if v is not None}, _curves(r), images=True)
-            for arm in arms
-            for seed, r in self.by_arm(arm).items()
-        ]
+        runs = [measures_of(record) for arm in arms for record in self.by_arm(arm).values()]
         return Comparison(runs, arms, preset=self.plan.title, steps=self.plan.steps, seeds=self.plan.seeds)
 
     def verdicts(self) -> list[Verdict]:
@@ -111,6 +108,9 @@ class Results:
                         continue
                     claim = f"reaches the baseline's final {title} in 1/{ACCELERATION:g} of its steps"
                     factor = sooner[key].factor
+                    if sooner[key].seeds < 2:
+                        found.append(Verdict(arm, baseline, claim, factor, ONE_PAIR))
+                        continue
                     verdict = "disagrees" if factor is None and (sooner[key].at_most or 0) < ACCELERATION else "open"
                     if factor is not None:
                         low, high = (None if end is None else 1 / end for end in (factor.high, factor.low))
@@ -176,8 +176,14 @@ class Results:
 def judge(ratio: Estimate, edge: float) -> str:
     """The rule: agrees if the whole interval lies below the edge, disagrees if it lies above, otherwise open."""
     if ratio.low is None or ratio.high is None:
-        return "open (one pair)"
+        return ONE_PAIR
     return "agrees" if ratio.high < edge else "disagrees" if ratio.low > edge else "open"
+
+
+def measures_of(record: dict[str, Any]) -> RunMeasures:
+    """The measures of a run from its record, as `measure_run` has them from the run folder."""
+    values = {key: value for key, value in record["values"].items() if value is not None}
+    return RunMeasures(record["arm"], record["seed"], "", values, _curves(record), norms=record["norms"])
 
 
 def _curves(record: dict[str, Any]) -> dict[str, Series]:

@@ -30,6 +30,7 @@ from scalelong.runs.resources import ran_alone
 from scalelong.runs.run import Run
 
 FORMAT = 1
+POINTS = 100  # of a stored curve
 LAG = 0.05  # the EMA's validation loss may exceed the network's own by this share before it counts as lagging
 
 # ----------------------------------------------------------------------------------------------------- measures
@@ -90,6 +91,7 @@ class RunMeasures:
     names   the full name of a measure whose kind the user chooses, such as the Fréchet distance
     alone   whether the run had the machine to itself, so that its times mean something
     images  whether its samples are images: nearer to the data than one constant image is
+    norms   `norms_of` its stability log
     """
 
     variant: str
@@ -100,6 +102,7 @@ class RunMeasures:
     names: dict[str, str] = field(default_factory=dict)
     alone: bool = False
     images: bool = True
+    norms: dict[str, Any] = field(default_factory=dict)
 
 
 def measure_run(run: Run, variant: str, seed: int) -> RunMeasures:
@@ -121,7 +124,8 @@ def measure_run(run: Run, variant: str, seed: int) -> RunMeasures:
     curves = {key: run.column(key) for key in CURVES if len(run.column(key))}
     names = {key: metric.label for key, metric in samples.items()}
     images = all(metric.plausible for metric in samples.values())
-    return RunMeasures(variant, seed, str(run.folder), known, curves, names, ran_alone(resources), images)
+    norms = {} if run.stability is None else norms_of(run.stability)
+    return RunMeasures(variant, seed, str(run.folder), known, curves, names, ran_alone(resources), images, norms)
 
 
 def late_oscillation(norms: Series) -> float | None:
@@ -162,6 +166,38 @@ def norm_measures(log: StabilityArrays) -> dict[str, float | None]:
         measures[f"growth_{side}"] = float(np.mean(curves.growth[columns]))
         measures[f"absolute_{side}"] = geometric_mean(curves.band[columns])
     return measures
+
+
+def norms_of(log: StabilityArrays) -> dict[str, Any]:
+    """Norm, growth, absolute and relative oscillation of h_i (`backbone`), x_i (`skip`) and blocks.
+
+    On training batches; the relative oscillation is the probe's. `backbone` also has its curve.
+    """
+    parts: dict[str, Any] = {"blocks_names": log.blocks}
+    for name, width in (("backbone", log.n), ("skip", log.n), ("blocks", len(log.blocks))):
+        curves = log.norms("train", name, width=width) if width else None
+        if curves is None:
+            continue
+        relative = log.oscillation("probe", name, width=width)
+        parts[name] = {
+            "norm": rounded(curves.final), "growth": rounded(curves.growth),
+            "absolute_oscillation": rounded(curves.band),
+            "relative_oscillation": None if relative is None else rounded(relative),
+        }  # fmt: skip
+        if name == "backbone":
+            rows = log.matrix("train", name, width=width)
+            assert rows is not None
+            keep = np.unique(np.linspace(0, len(rows) - 1, POINTS).round().astype(int))
+            parts[name] |= {
+                "steps": log.steps[keep].astype(int).tolist(),
+                "smooth": [rounded(row) for row in curves.smooth[keep]], "raw": [rounded(row) for row in rows[keep]],
+            }  # fmt: skip
+    return parts
+
+
+def rounded(values: Any) -> list[float | None]:
+    """Five significant digits; None for what is not finite."""
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
 
 
 def outer_and_inner(n: int) -> dict[str, range]:

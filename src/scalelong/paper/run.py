@@ -1,6 +1,7 @@
 """Run an item: train what is missing, analyse, judge, write results/paper/ITEM.json and .png. Also: what it costs."""
 
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,8 +108,13 @@ def run_item(item: Item, options: Options) -> dict[str, Any]:
 
 def train_study(study: Study, options: Options) -> list[str]:
     """Train the missing runs of a study. Returns a description of every failure."""
+    from scalelong.experiments.campaign import PLAN, read_plan, run_missing
     from scalelong.experiments.compare import run_comparison
 
+    if study.records is not None and (study.records / PLAN).exists():
+        if run_missing(read_plan(study.records), options.runs, options.jobs, quiet=options.quiet):
+            raise StoppedError(signal.SIGTERM)
+        return []
     result = run_comparison(
         study.variants(), study.seeds, options.runs / study.name, distance=study.distance, jobs=options.jobs,
         quiet=options.quiet,

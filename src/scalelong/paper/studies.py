@@ -6,6 +6,7 @@ paper uses κ = 0.5, 0.5, 0.7 and 0.8 for its four datasets. Where its text give
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 from scalelong.experiments.plan import DistanceSpec
 from scalelong.paper.study import LS, Study
@@ -30,7 +31,7 @@ _RECIPE = ("train.betas=0.99,0.999", "train.weight_decay=0.03", "train.clip=none
 _HARSH = ("train.batch_size=16", "train.lr=1e-3", "train.warmup=100")
 _NO_SAMPLES = ("sample.every=0", "sample.n=0")
 
-# The long runs: figures 1, 3c, 5, 7, 11, 12 and tables 1, 4.
+# The long runs: figures 3c, 5, 7, 11 and tables 1, 4.
 CAMPAIGN = Study(
     "campaign", "fashion-tiny", (NONE, UNIFORM, CS, REVERSE, LS), steps=2500, label="Fashion-MNIST, batch 16",
     settings=(
@@ -40,6 +41,16 @@ CAMPAIGN = Study(
         "checkpoint.every=500", "checkpoint.keep=5",  # figure 11 reads all of them
     ),
     distance=DistanceSpec("pixels", 1000, 20), seconds=190,
+)  # fmt: skip
+
+# Norm growth: figures 1 and 12. Its runs are those of a campaign, so that sessions add to each other.
+NORMS = Study(
+    "digits-norms", "digits-uvit", (NONE, UNIFORM, ConstantScaling(0.5), LS), steps=8000, label="digits, batch 16",
+    settings=(
+        "train.batch_size=16", "train.lr=2e-3", "train.clip=none", "monitor.every=20", "monitor.samples=8",
+        "validate.every=400", "checkpoint.every=2000", "checkpoint.keep=1", *_NO_SAMPLES,
+    ),
+    seconds=350, records=Path("results") / "campaign" / "digits-norms",
 )  # fmt: skip
 
 # The short runs: figures 6 and 13, tables 2 and 3.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from scalelong.experiments.campaign import PLAN, read_plan
+from scalelong.experiments.campaign_results import Results, measures_of
 from scalelong.experiments.comparison import RunMeasures, measure_run, ranking_loss
 from scalelong.experiments.plan import DistanceSpec, Variant, check_variants, plan
 from scalelong.experiments.statistics import Estimate, acceleration, paired_ratio
 from scalelong.experiments.worker import is_finished
-from scalelong.runs.logs import EMPTY, Series, StabilityArrays
+from scalelong.runs.logs import EMPTY, Series
 from scalelong.runs.run import Run
 from scalelong.scaling import LearnableScaling, Scaling
 
@@ -49,6 +51,7 @@ class Study:
     seeds: tuple[int, ...] = (0, 1, 2)
     distance: DistanceSpec | None = None
     seconds: float = 0.0  # CPU seconds per run, if measured
+    records: Path | None = None  # of a campaign with the same runs: its records stand for run folders
 
     def changed(self, seeds: tuple[int, ...] | None, steps: int | None) -> Study:
         """Return the study with other seeds or steps; another number of steps gets a name and a folder of its own."""
@@ -56,7 +59,7 @@ class Study:
         if steps in (None, self.steps):
             return study
         seconds = self.seconds * steps / self.steps
-        return replace(study, name=f"{self.name}-{steps}-steps", steps=steps, seconds=seconds)
+        return replace(study, name=f"{self.name}-{steps}-steps", steps=steps, seconds=seconds, records=None)
 
     def config(self, spec: Scaling) -> Config:
         from scalelong.training.presets import choose
@@ -138,14 +141,18 @@ class Trained:
     def _curves(self, variant: str, key: str) -> dict[int, Series]:
         return {run.seed: run.curves.get(key, EMPTY) for run in self.of(variant)}
 
-    def logs(self, variant: str) -> dict[int, StabilityArrays]:
-        """Return the monitor's log by seed, of the runs that have one."""
-        logs = {run.seed: Run(run.folder).stability for run in self.of(variant)}
-        return {seed: log for seed, log in logs.items() if log is not None}
+    def norms(self, variant: str) -> dict[int, dict[str, Any]]:
+        """Return norms and oscillation of h_1 … h_N by seed, of the runs that have a stability log: see `norms_of`."""
+        return {run.seed: run.norms["backbone"] for run in self.of(variant) if "backbone" in run.norms}
 
 
 def read_trained(study: Study, out: Path) -> Trained:
-    """Read the finished runs of a study in `out`. A folder with other settings raises."""
+    """Read the finished runs of a study in `out`, or the records of its campaign. Other settings raise."""
+    if study.records is not None and (study.records / PLAN).exists():
+        results = Results(read_plan(study.records))
+        names = [f"{variant.name}-seed{seed}" for seed in study.seeds for variant in study.variants()]
+        found = tuple(measures_of(results.records[name]) for name in names if name in results.finished)
+        return Trained(study, found, tuple(f"{study.name}/{n}" for n in names if n not in results.finished))
     jobs = plan(study.variants(), study.seeds, out / study.name, study.distance)
     finished = [job for job in jobs if is_finished(job)]
     runs = tuple(measure_run(Run(job.folder), job.variant, job.seed) for job in finished)
