@@ -17,7 +17,9 @@ from scalelong.paper.judge import OPEN, VERDICTS
 from scalelong.paper.networks import decay, learned_kappas, norms_in_training, share_inside
 from scalelong.paper.quality import relative_change
 from scalelong.paper.run import Options, read_result, result_name, run_item, to_json
+from scalelong.paper.studies import CS
 from scalelong.paper.study import read_trained
+from scalelong.scaling import ConstantScaling
 
 CAMPAIGN_FED = (
     "figure-1",
@@ -40,9 +42,10 @@ def runs(tmp_path_factory):
 
 
 def small(name):
-    """The item with its own arms, of the tiny study."""
+    """The item with its own arms, of the tiny study, whose CS has κ = 0.7."""
     item = ITEMS[name]
-    return replace(item, cpu=(replace(TINY, scalings=item.cpu[0].scalings),))
+    scalings = tuple(CS if spec == ConstantScaling(0.5) else spec for spec in item.cpu[0].scalings)
+    return replace(item, cpu=(replace(TINY, scalings=scalings),))
 
 
 def ran(name, runs, tmp_path, **changes):
