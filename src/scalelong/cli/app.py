@@ -11,6 +11,7 @@ from scalelong.cli.data import app as data_app
 from scalelong.cli.evaluate import evaluate
 from scalelong.cli.frontier import frontier
 from scalelong.cli.info import doctor, presets
+from scalelong.cli.mup import coords, transfer
 from scalelong.cli.paper import paper
 from scalelong.cli.runs import compare, report, sample, train
 from scalelong.cli.stability import kappa, robustness, theory
@@ -55,6 +56,8 @@ COMMANDS = (
     theory,
     frontier,
     robustness,
+    coords,
+    transfer,
     paper,
     campaign,
 )

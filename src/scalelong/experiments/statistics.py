@@ -51,6 +51,22 @@ def mean_interval(values: Sequence[float]) -> Estimate:
     return Estimate(mean, mean - half, mean + half, n)
 
 
+def slope_interval(points: Sequence[tuple[float, float]]) -> Estimate:
+    """Least-squares slope of y against x with its Student t interval: slope ± t_{n−2} · s/√Σ(x − x̄)²."""
+    n = len(points)
+    mean_x, mean_y = (math.fsum(values) / n for values in zip(*points, strict=True))
+    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
+    if not spread > 0:
+        raise invalid("points", "two or more different x", list(points))
+    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    if n < 3:
+        return Estimate(slope, None, None, n)
+    residual = math.fsum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points) / (n - 2)
+    special = require("scipy.special", "train", "confidence intervals")
+    half = float(special.stdtrit(n - 2, (1 + CONFIDENCE) / 2)) * math.sqrt(residual / spread)
+    return Estimate(slope, slope - half, slope + half, n)
+
+
 def paired_ratio(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
     """Geometric mean of value/baseline over the seeds in both, with the paired t interval of its logarithm.
 

@@ -134,7 +134,10 @@ def get_model(kind: str) -> Model:
     return MODELS[kind]
 
 
-_UVIT = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "mlp_time_embed", "conv", "init_std")
+_UVIT = (
+    "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "mlp_time_embed", "conv", "init_std",
+    "base_head_width",
+)  # fmt: skip
 
 
 def _uvit(model: Any, shapes: Shapes) -> nn.Module:

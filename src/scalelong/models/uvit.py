@@ -40,9 +40,11 @@ def timestep_embedding(t: Tensor, width: int, max_period: float = 10000.0) -> Te
 class Attention(nn.Module):
     """Multi-head self-attention."""
 
-    def __init__(self, width: int, num_heads: int, qkv_bias: bool) -> None:
+    def __init__(self, width: int, num_heads: int, qkv_bias: bool, base_head_width: int | None = None) -> None:
         super().__init__()
         self.num_heads = num_heads
+        # μP: ∝ 1/d, and 1/√d at the base width of a head; None is torch's own 1/√d
+        self.scale = None if base_head_width is None else base_head_width**0.5 / (width // num_heads)
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
         self.proj = nn.Linear(width, width)
 
@@ -50,17 +52,20 @@ class Attention(nn.Module):
         B, L, D = x.shape
         qkv = self.qkv(x).view(B, L, 3, self.num_heads, D // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, L, D / heads) each
-        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        x = F.scaled_dot_product_attention(q, k, v, scale=self.scale).transpose(1, 2)
         return self.proj(x.reshape(B, L, D))
 
 
 class Block(nn.Module):
     """A pre-norm transformer block. With `skip=True` it first joins a long skip: Linear([x, skip])."""
 
-    def __init__(self, width: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, skip: bool = False) -> None:
+    def __init__(
+        self, width: int, num_heads: int, mlp_ratio: float, qkv_bias: bool,
+        base_head_width: int | None = None, skip: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attn = Attention(width, num_heads, qkv_bias)
+        self.attn = Attention(width, num_heads, qkv_bias, base_head_width)
         self.norm2 = nn.LayerNorm(width)
         hidden = int(width * mlp_ratio)
         self.mlp = nn.Sequential(
@@ -92,6 +97,8 @@ class UViT(ModelMixin, ConfigMixin):
         clip_dim, num_clip_token: Width and number of text tokens. None or 0 for no text.
         conv: Whether a 3×3 convolution ends the network.
         init_std: Standard deviation of linear weights and of the position table.
+        base_head_width: Head width d at which attention is scaled by 1/√d; others use √base_head_width / d, as μP asks
+            where heads grow with the network. None: 1/√d.
         scaling: Spec or name of a scaling. Equivalent to `scalelong.apply(UViT(…), scaling)`.
     """
 
@@ -115,6 +122,7 @@ class UViT(ModelMixin, ConfigMixin):
         conv: bool = True,
         init_std: float = 0.02,
         scaling: Scaling | str | dict[str, Any] | None = None,
+        base_head_width: int | None = None,
     ) -> None:
         num_classes, clip_dim, num_clip_token = num_classes or None, clip_dim or None, num_clip_token or None
         spec = parse_scaling(scaling)
@@ -143,7 +151,10 @@ class UViT(ModelMixin, ConfigMixin):
         if clip_dim:
             self.context_embed = nn.Linear(clip_dim, D)
         self.pos_embed = nn.Parameter(torch.zeros(1, L, D))
-        block: dict[str, Any] = {"width": D, "num_heads": num_heads, "mlp_ratio": mlp_ratio, "qkv_bias": qkv_bias}
+        block: dict[str, Any] = {
+            "width": D, "num_heads": num_heads, "mlp_ratio": mlp_ratio, "qkv_bias": qkv_bias,
+            "base_head_width": base_head_width,
+        }  # fmt: skip
         self.in_blocks = nn.ModuleList(Block(**block) for _ in range(N))
         self.mid_block = Block(**block)
         self.out_blocks = nn.ModuleList(Block(**block, skip=True) for _ in range(N))
@@ -244,6 +255,9 @@ def _check_config(config: dict[str, Any]) -> None:
     for name in ("mlp_ratio", "init_std"):
         if not isinstance(config[name], (int, float)) or not config[name] > 0:
             raise invalid(name, "a number > 0", config[name])
+    head = config["base_head_width"]
+    if head is not None and (isinstance(head, bool) or not isinstance(head, int) or head < 1):
+        raise invalid("base_head_width", "None or an integer >= 1", head)
     for name, divisor in (("img_size", "patch_size"), ("embed_dim", "num_heads")):
         if config[name] % config[divisor]:
             raise invalid(name, f"divisible by {divisor}={config[divisor]}", config[name])

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from scalelong.experiments.campaign_results import Results
+    from scalelong.experiments.coords import Coordinates
     from scalelong.experiments.frontier_study import Row
     from scalelong.experiments.robustness import Robustness
+    from scalelong.experiments.transfer import Curve
     from scalelong.kappa import Histogram, KappaEstimate
     from scalelong.theory.report import TheoryReport
 
@@ -234,6 +236,40 @@ def draw_norms(results: Results) -> Figure:
 def _norms_of(results: Results, arm: str) -> list[dict[str, Any]]:
     found = (record["norms"].get("backbone") for record in results.by_arm(arm).values())
     return [norms for norms in found if norms]
+
+
+def draw_coordinates(rows: Sequence[Coordinates]) -> Figure:
+    """Change of each kind of layer against width, one panel per parametrization."""
+    words = list(dict.fromkeys(row.parametrization for row in rows))
+    figure = new_figure(5.2 * len(words), 4.6)
+    for ax, word in zip(figure.subplots(1, len(words), squeeze=False, sharey=True).flat, words, strict=True):
+        own = [row for row in rows if row.parametrization == word]
+        for k, row in enumerate(own):
+            color = _colors()[k % len(_colors())]
+            ax.loglog(list(row.curve), list(row.curve.values()), "o-", ms=3, lw=1, color=color, label=row.layer)
+        _ticks(ax, sorted({width for row in own for width in row.curve}))
+        ax.set(title=word, xlabel="width", ylabel="RMS change of the output")
+    figure.axes[-1].legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.suptitle("Coordinate check: horizontal lines mean that a learning rate transfers over widths")
+    return figure
+
+
+def draw_transfer(curves: Sequence[Curve]) -> Figure:
+    """Loss against learning rate, one panel per parametrization and scaling, one line per width and depth."""
+    panels = list(dict.fromkeys((c.cell.parametrization, c.cell.scaling.label) for c in curves))
+    figure = new_figure(5.2 * len(panels), 4.2)
+    for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True).flat, panels, strict=True):
+        own = [c for c in curves if (c.cell.parametrization, c.cell.scaling.label) == panel]
+        for curve, color in zip(own, _colors(), strict=False):
+            points = [(lr, values) for lr, values in curve.losses.items() if None not in values]
+            means = [(lr, math.fsum(v for v in values if v is not None) / len(values)) for lr, values in points]
+            if means:
+                ax.loglog(*zip(*means, strict=True), "o-", ms=3, color=color, label=curve.cell.label)
+            ax.axvline(curve.optimum.mean, color=color, lw=1, ls=":")
+        ax.set(title=", ".join(panel), xlabel="learning rate", ylabel="validation loss")
+        ax.legend(fontsize=8)
+    figure.suptitle("Learning-rate transfer (dotted: the optimum; a diverged run is not drawn)")
+    return figure
 
 
 def _colors() -> tuple[str, ...]:

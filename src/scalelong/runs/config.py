@@ -64,6 +64,7 @@ class ModelConfig:
     mlp_time_embed: bool = False  # of a U-ViT: an MLP on the time embedding
     conv: bool = True  # of a U-ViT: a final 3×3 convolution
     init_std: float = 0.02  # of a U-ViT: standard deviation of initial weights
+    base_head_width: int | None = None  # of a U-ViT: head width d with attention scale 1/√d; others √base/d (μP)
     unet: str | None = None  # one of the paper's U-Nets; none: one of any size
     channels: tuple[int, ...] | None = None  # of a U-Net, one per level
     layers: int | None = None  # of a U-Net, blocks per level
@@ -100,6 +101,15 @@ class TrainConfig:
     gradient_checkpointing: bool = False  # recompute activations to save memory
     nonfinite: str = "stop"  # on a non-finite loss or gradient: stop, or skip the step
     log_every: int = 10  # steps between two lines of metrics.jsonl
+
+
+@dataclass(frozen=True)
+class MupConfig:
+    """μP: initial weights and learning rates by role, relative to a base width and depth (`scalelong.mup`)."""
+
+    base_width: int | None = None  # width at which lr was tuned: embed_dim, or a U-Net's first channels; none: no μP
+    base_depth: int | None = None  # depth of a U-ViT at which lr was tuned (CompleteP); none: no rule for depth
+    zero_output: bool = True  # start the output layer at zero
 
 
 @dataclass(frozen=True)
@@ -167,6 +177,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    mup: MupConfig = field(default_factory=MupConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
@@ -346,7 +357,8 @@ _MINIMUM = {
     "seed": 0, "train.steps": 1, "train.batch_size": 1, "train.warmup": 0, "train.accumulate": 1, "train.log_every": 1,
     "checkpoint.every": 1, "checkpoint.keep": 1, "validate.every": 0, "validate.n": 1, "sample.every": 0, "sample.n": 0,
     "data.image_size": 1, "evaluate.every": 0, "evaluate.n": 2, "monitor.every": 0, "monitor.samples": 1,
-    "model.channels": 1, "model.layers": 1, "model.attention": 1,
+    "model.channels": 1, "model.layers": 1, "model.attention": 1, "model.base_head_width": 1, "mup.base_width": 1,
+    "mup.base_depth": 1,
 }  # fmt: skip
 _POSITIVE = ("train.lr", "train.clip", "kappa", "model.init_std")
 _FRACTIONS = ("data.holdout", "model.dropout", "ema.decay", "train.betas", "diffusion.drop")

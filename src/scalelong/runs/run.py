@@ -429,6 +429,10 @@ def build_network(config: Config, shapes: Shapes) -> nn.Module:
         net = get_model(config.model.kind).build(config.model, shapes)
         if not config.scaling.is_identity:
             apply(net, config.scaling, placement=config.placement)
+    if config.mup.base_width is not None or config.mup.base_depth is not None:
+        from scalelong import mup
+
+        mup.init_(net, config.mup.base_width, config.mup.base_depth, zero_output=config.mup.zero_output)
     if config.train.gradient_checkpointing:
         if not hasattr(net, "enable_gradient_checkpointing"):
             needed = "false for a network without enable_gradient_checkpointing()"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.lr_scheduler import LambdaLR
 
-from scalelong import counter
+from scalelong import counter, mup
 from scalelong._modules import evaluating
 from scalelong.counter import Stream
 from scalelong.diffusion import simple_loss
@@ -24,7 +24,7 @@ from scalelong.diffusion.network import drop_conditions, make_conditions, predic
 from scalelong.errors import InvalidValueError, RunError, invalid
 from scalelong.models.registry import get_model
 from scalelong.monitor.probe import probe_size
-from scalelong.runs.config import Config, TrainConfig
+from scalelong.runs.config import Config
 from scalelong.runs.run import build_network
 from scalelong.training import checkpoint
 from scalelong.training.checkpoint import Checkpoint, Progress
@@ -86,7 +86,7 @@ class Trainer:
             raise invalid("train.batch_size", expected, t.batch_size)
         self.net = build_network(config, examples.shapes).to(self.accelerator.device)
         self.ema = Ema(self.net, config.ema.decay, config.ema.warmup)
-        self.optimizer = (self.own.optimizer or partial(_adamw, t))(self.net)
+        self.optimizer = (self.own.optimizer or partial(_adamw, config))(self.net)
         self.optimizer.register_step_post_hook(_increment_versions)
         self.schedule = LambdaLR(self.optimizer, partial(lr_factor, t))
         if t.compile:
@@ -250,10 +250,14 @@ class Trainer:
         self.schedule = LambdaLR(self.optimizer, partial(lr_factor, self.config.train), self.progress.updates - 1)
 
 
-def _adamw(t: TrainConfig, net: nn.Module) -> torch.optim.Optimizer:
+def _adamw(config: Config, net: nn.Module) -> torch.optim.Optimizer:
+    t, m = config.train, config.mup
+    groups: Any = net.parameters()
+    if m.base_width is not None or m.base_depth is not None:
+        groups = mup.param_groups(net, t.lr, t.weight_decay, m.base_width, m.base_depth, eps=1e-8)
     fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in net.parameters())
     settings: dict[str, Any] = {"lr": t.lr, "betas": t.betas, "weight_decay": t.weight_decay, "fused": fused}
-    return torch.optim.AdamW(net.parameters(), **settings)
+    return torch.optim.AdamW(groups, **settings)
 
 
 def _increment_versions(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
