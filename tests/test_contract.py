@@ -39,6 +39,9 @@ SIGNATURES = {
     "scalelong.estimate_kappa": "images num_skips process samples seed latents",
     "scalelong.evaluate_images": None,
     "scalelong.load_run": "folder",
+    "scalelong.mup.roles": "net base_width base_depth",
+    "scalelong.mup.init_": "net base_width base_depth",
+    "scalelong.mup.param_groups": "net lr weight_decay base_width base_depth",
     "scalelong.StabilityMonitor": None,
     "scalelong.StabilityMonitor.step": None,
     "scalelong.StabilityMonitor.note": None,
@@ -55,7 +58,9 @@ FIELDS = {
 ERRORS = (
     "InvalidValueError UnknownNameError UnsupportedNetworkError ScalingStateError DataError RunError EvaluationError"
 )
-COMMANDS = "train sample evaluate compare report kappa theory robustness paper data presets doctor"
+COMMANDS = (
+    "train sample evaluate compare report kappa theory robustness paper data presets doctor frontier coords transfer"
+)
 
 
 def resolve(name):
