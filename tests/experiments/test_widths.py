@@ -59,7 +59,7 @@ def test_the_check_fails_when_the_first_time_layer_is_an_input_layer(monkeypatch
 
 
 def test_the_check_passes_a_unet_by_channels():
-    config = tiny_config("digits", train__batch_size=16, train__lr=1e-3)
+    config = tiny_config("digits", train__batch_size=16, train__lr=1e-3, model__channels=(16, 32))
     rows = coordinate_check(config, (16, 64), ["mup"], seeds=(0, 1))
     assert sum(row.verdict == "fail" for row in rows) == 0
 
@@ -72,7 +72,8 @@ def test_widening_keeps_heads_and_the_initial_std_of_the_base_width():
     standard = widened(config, 256, "standard")
     assert standard.mup.base_width is None
     assert standard.model.init_std == pytest.approx(config.model.init_std / 2)
-    assert widened(tiny_config("digits"), 32).model.channels == (32, 64, 128)
+    unet = tiny_config("digits", model__channels=(16, 32))
+    assert widened(unet, 32).model.channels == (32, 64)
     with pytest.raises(InvalidValueError, match="multiple of the head width 16"):
         widened(config, 40)
 
