@@ -16,6 +16,7 @@ from scalelong import ConstantScaling, LearnableScaling, Site, StabilityMonitor,
 from scalelong.errors import InvalidValueError, ScaleLongError, ScalingStateError
 from scalelong.monitor.log import read_stability
 from scalelong.monitor.probe import probe_size
+from scalelong.monitor.summary import trend
 
 CLOSE = {"rel": 2e-4}  # entries have five digits
 
@@ -327,7 +328,7 @@ def test_a_network_without_known_skips_is_recorded_by_its_blocks():
     assert entry["grad"]["blocks"][2] is None
     assert len(entry["probe"]["by_time"]) == 4
     assert "blocks only" in str(monitor.summary())
-    assert "stability/oscillation/inside.0" in monitor.scalars
+    assert "stability/relative_oscillation/inside.0" in monitor.scalars
 
 
 def test_a_multilayer_perceptron_needs_torch_alone():
@@ -493,7 +494,7 @@ def test_log_receives_named_numbers_at_every_snapshot():
     assert [step for step, _ in calls] == [3, 6, 9, 12]
     values = calls[-1][1]
     assert all(type(v) is float for v in values.values())
-    assert values["stability/oscillation/backbone_3"] == monitor.last["oscillation"]["probe"]["backbone"][2]
+    assert values["stability/relative_oscillation/backbone_3"] == monitor.last["oscillation"]["probe"]["backbone"][2]
     assert values["stability/kappa/skip_1"] == monitor.last["kappa"]["mean"][0]
     assert values["stability/alarms"] == 0
     assert {"stability/grad_norm", "stability/loss", "stability/ema_drift", "stability/ratio/skip_2"} <= values.keys()
@@ -505,9 +506,10 @@ def test_the_summary_is_a_table_of_the_last_snapshot():
     assert "no snapshot yet" in str(monitor.summary())
     train(net, 8, monitor)
     text = str(monitor.summary())
-    assert "3 long skips; step 8, oscillation over 2 jumps" in text
+    assert "3 long skips; step 8, relative oscillation over 2 jumps" in text
     assert "in_blocks.2" in text
-    assert f"{monitor.last['probe']['backbone'][2]:.3g}" in text
+    assert f"{monitor.last['train']['backbone'][2]:.3g}" in text
+    assert f"{trend(monitor.summary().entries, 'backbone', 3).absolute:.3g}" in text
     assert "no alarms" in text
 
 

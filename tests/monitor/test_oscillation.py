@@ -101,3 +101,17 @@ def test_snapshots_without_jumps_push_older_jumps_out_of_the_window():
         counts.append(len(window.rows))
     assert counts == [0, 1, 1, 0, 0, 0]
     assert window.oscillation() is None
+
+
+def test_the_trend_of_a_window_is_growth_and_the_spread_around_it():
+    from scalelong.monitor.summary import trend
+
+    exact = [{"step": step, "train": {"backbone": [3.0 * step**0.5, 2.0]}} for step in range(10, 200, 10)]
+    found = trend(exact, "backbone", 1)
+    assert found.norm == pytest.approx(3.0 * 190**0.5)
+    assert found.growth == pytest.approx(0.5)
+    assert found.absolute == pytest.approx(0, abs=1e-9)
+    wavy = [{"step": step, "train": {"backbone": [100 + (-1) ** k]}} for k, step in enumerate(range(1000, 1400, 10))]
+    assert trend(wavy, "backbone", 1).absolute == pytest.approx(1, rel=0.05)
+    assert trend(wavy[:2], "backbone", 1).growth is None
+    assert trend([], "backbone", 1).norm is None

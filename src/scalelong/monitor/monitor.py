@@ -137,11 +137,11 @@ class StabilityMonitor:
     @property
     def scalars(self) -> dict[str, float]:
         """The last snapshot as named numbers, for a tracker."""
-        return {} if self.last is None else scalars(self.points, self.last)
+        return scalars(self.points, list(self._entries))
 
     def summary(self) -> Summary:
         """Return the last snapshot as a printable table, with the active alarms."""
-        return Summary(self.points, self.last, self.alarms)
+        return Summary(self.points, tuple(self._entries), self.alarms)
 
     @contextmanager
     def _recording(self, step: int, batch: Inputs | None) -> Iterator[None]:
