@@ -42,7 +42,7 @@ def leave_no_trace(net: nn.Module, autocast: Mapping[str, torch.dtype | None] | 
         if device.type == "cuda":
             torch.cuda.default_generators[device.index or 0].manual_seed(0)
         if compiled or hasattr(net.forward, "_torchdynamo_orig_callable"):
-            stack.enter_context(_eager())
+            stack.enter_context(eager(net))
         for kind, dtype in (autocast or {}).items():
             stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False))
         stack.enter_context(evaluating(net))
@@ -92,10 +92,10 @@ def first_tensor(value: Any) -> Tensor | None:
     return next((tensor for item in items if (tensor := first_tensor(item)) is not None), None)
 
 
-def _eager() -> AbstractContextManager[Any]:
-    """Run functions that are compiled inside the network eagerly (torch >= 2.6)."""
+def eager(net: nn.Module) -> AbstractContextManager[Any]:
+    """Run a network that torch.compile wraps, or parts of it, eagerly (torch >= 2.6)."""
     set_stance = getattr(torch.compiler, "set_stance", None)
-    return nullcontext() if set_stance is None else set_stance("force_eager")
+    return nullcontext() if set_stance is None or not is_compiled(net) else set_stance("force_eager")
 
 
 def aligned(net: Net) -> Net:

@@ -39,6 +39,10 @@ class RunError(ScaleLongError):
     """A run folder, its config or a checkpoint is missing, damaged, in use or does not match."""
 
 
+class NonFiniteError(RunError):
+    """The loss, the gradient or a weight is not finite. The message names the module and the timesteps."""
+
+
 class EvaluationError(ScaleLongError):
     """A metric cannot be computed from what it was given."""
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,9 +132,13 @@ def sweep(folder: Path, *names: str) -> None:
                 temporary.unlink(missing_ok=True)
 
 
+_UMASK = threading.Lock()  # it can only be read by setting it, which a checkpoint's thread may do at the same time
+
+
 def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
+    with _UMASK:
+        mask = os.umask(0)
+        os.umask(mask)
     return mask
 
 

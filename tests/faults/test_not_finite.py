@@ -8,9 +8,10 @@ import torch
 from fault_runs import as_arguments, check_error, command_line, losses, small_config
 from safetensors.torch import load_file
 
+from scalelong.errors import NonFiniteError
 from scalelong.training.examples import Examples
 from scalelong.training.loop import train
-from scalelong.training.trainer import NonFiniteError, Trainer
+from scalelong.training.trainer import Trainer
 from tiny_runs import read_lines
 
 STEPS, AT = 5, 3

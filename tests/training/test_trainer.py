@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from scalelong import LearnableScaling
-from scalelong.errors import InvalidValueError
+from scalelong.errors import InvalidValueError, NonFiniteError
+from scalelong.runs.run import Run
+from scalelong.training import parallel
 from scalelong.training.examples import Examples
 from scalelong.training.loop import train
-from scalelong.training.trainer import Ema, NonFiniteError, Trainer
+from scalelong.training.trainer import Trainer
+from scalelong.training.update import Ema
 from tiny_runs import losses, tiny_config
 
 
@@ -188,20 +191,59 @@ def test_gradient_checkpointing_does_not_change_a_loss(tmp_path, finished):
     assert [a for _, a, _ in losses(tmp_path / "run")] == pytest.approx([a for _, a, _ in losses(finished)], rel=1e-6)
 
 
-@pytest.mark.slow
-def test_a_compiled_network_trains_as_the_eager_one(tmp_path, finished, monkeypatch):
-    """The whole network is one graph. The backend generates no C++, which would need a compiler that fits torch."""
-    compile_module = torch.nn.Module.compile
-    compiled = []
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by torch's own tracing
+@pytest.mark.parametrize(
+    ("settings", "graphs"),
+    [
+        ({"train__compile": "blocks"}, 2),  # a block of the encoder or the middle, and one of the decoder
+        ({"train__compile": "whole"}, 1),
+        ({"train__compile": "blocks", "name": "digits"}, None),  # one graph per width and kind of block
+    ],
+    ids=str,
+)
+def test_a_compiled_network_trains_as_the_eager_one_and_is_compiled_once(tmp_path, monkeypatch, settings, graphs):
+    """No graph breaks, and sampling, validation and the monitor compile nothing again.
+
+    The backend generates no C++, which would need a compiler that fits torch.
+    """
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter, compile_module = CompileCounterWithBackend("aot_eager"), torch.nn.Module.compile
+    counts = []
 
     def compile_without_code(module, **options):
-        compiled.append(options)
-        compile_module(module, backend="aot_eager", **options)
+        assert options["fullgraph"]  # a graph break raises
+        compile_module(module, backend=counter, **options)
 
+    step = Trainer.step
     monkeypatch.setattr(torch.nn.Module, "compile", compile_without_code)
-    train(tiny_config(train__compile=True), tmp_path / "run", quiet=True)
-    assert compiled == [{"fullgraph": True}]
-    assert [a for _, a, _ in losses(tmp_path / "run")] == pytest.approx([a for _, a, _ in losses(finished)], rel=1e-4)
+    monkeypatch.setattr(Trainer, "step", lambda self: (step(self), counts.append(counter.frame_count))[0])
+    often = {"validate__every": 2, "sample__every": 2, "sample__n": 4, "sample__steps": 2, "monitor__every": 2}
+    train(tiny_config(**settings, **often), tmp_path / "run", quiet=True)
+    train(tiny_config(**{**settings, "train__compile": "off"}), tmp_path / "eager", quiet=True)
+    assert counts[0] > 0
+    assert len(set(counts)) == 1
+    assert graphs is None or counts[0] == graphs
+    mine, eager = ([a for _, a, _ in losses(tmp_path / name)] for name in ("run", "eager"))
+    assert mine == pytest.approx(eager, rel=1e-4)
+
+
+@pytest.mark.parametrize(("value", "mode"), [("true", "whole"), (True, "whole"), (False, "off"), ("blocks", "blocks")])
+def test_compile_still_accepts_true_and_false(value, mode):
+    assert tiny_config(train__compile=value).train.compile == mode
+
+
+def test_an_automatic_precision_is_kept_when_the_run_resumes_elsewhere(tmp_path, monkeypatch):
+    train(tiny_config(train__steps=2), tmp_path / "run", quiet=True)
+    assert Run(tmp_path / "run").config.train.precision == "fp32"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    assert parallel.choose_precision("auto") == "bf16"
+    assert parallel.choose_precision("fp16") == "fp16"
+    monkeypatch.undo()
+    train(tiny_config(train__steps=3), tmp_path / "run", quiet=True)
+    assert Run(tmp_path / "run").config.train.precision == "fp32"
 
 
 # ----------------------------------------------------------------------------------------- non-finite

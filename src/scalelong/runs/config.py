@@ -96,8 +96,8 @@ class TrainConfig:
     decay_share: float = 0.2  # of the steps, at the end: the decay of warmup-stable-decay
     clip: float | None = 1.0  # largest gradient norm; none: no clipping
     accumulate: int = 1  # parts into which a batch is split to save memory
-    precision: str = "fp32"  # of the forward and backward pass (autocast)
-    compile: bool = False  # use torch.compile
+    precision: str = "auto"  # of the forward and backward pass (autocast); auto: bf16 or fp16 on a GPU, fp32 elsewhere
+    compile: str = "off"  # torch.compile: blocks (equal blocks share a graph), whole (the network is one), off
     gradient_checkpointing: bool = False  # recompute activations to save memory
     nonfinite: str = "stop"  # on a non-finite loss or gradient: stop, or skip the step
     log_every: int = 10  # steps between two lines of metrics.jsonl
@@ -307,6 +307,9 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 def convert(value: Any, kind: Any, key: str) -> Any:
     """Convert text or a JSON value to the declared type. Errors name the key and the expected type."""
+    if key == "train.compile":  # was true or false
+        switch = _WORDS.get(str(value).lower())
+        value = value if switch is None else "whole" if switch else "off"
     try:
         return _converted(value, kind)
     except (TypeError, ValueError, KeyError, OverflowError):
@@ -367,7 +370,8 @@ _SHARES = ("train.min_lr_ratio", "train.decay_share")
 _SMALLEST = math.ulp(0.0)  # x >= _SMALLEST means x > 0
 _CHOICES = {
     "placement": ("join", "after_norm"),
-    "train.precision": ("fp32", "bf16", "fp16"),
+    "train.precision": ("auto", "fp32", "bf16", "fp16"),
+    "train.compile": ("off", "blocks", "whole"),
     "train.nonfinite": ("stop", "skip"),
     "train.schedule": ("constant", "cosine", "linear", "warmup-stable-decay"),
     "diffusion.process": ("vp", "ddpm", "cosine", "sd"),

@@ -1,18 +1,26 @@
 """Checkpoints: one folder per step, complete or absent, with hashes. Only safetensors and JSON."""
 
+from __future__ import annotations
+
+import copy
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from scalelong.errors import RunError, one_line
+from scalelong.errors import NonFiniteError, RunError, one_line
 from scalelong.files import atomic_folder, sha256
+from scalelong.runs.run import Run
+from scalelong.training.ahead import worker_thread
 
 MANIFEST = "manifest.json"
 TENSORS = ("model", "ema", "optimizer")
@@ -53,8 +61,7 @@ def save(checkpoints: Path, state: Checkpoint, keep: int) -> Path:
     with atomic_folder(target) as folder:
         files = {}
         for name in TENSORS:
-            tensors = {k: v.detach().cpu().contiguous() for k, v in getattr(state, name).items()}
-            save_file(tensors, folder / f"{name}.safetensors")
+            save_file(getattr(state, name), folder / f"{name}.safetensors")
             files[f"{name}.safetensors"] = sha256(folder / f"{name}.safetensors")
         record = {"format": FORMAT, "progress": vars(state.progress), "scaler": state.scaler, "files": files}
         record |= {"groups": state.groups} if state.groups else {}
@@ -64,6 +71,69 @@ def save(checkpoints: Path, state: Checkpoint, keep: int) -> Path:
     for old in [path for path in _listed(checkpoints) if _step(path) <= state.progress.step][keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+class Background:
+    """Writes checkpoints and model/ in a thread while training continues, one at a time, as a context manager.
+
+    `save` copies the state and returns. A process that is killed while the thread writes leaves the checkpoint before
+    intact. What goes wrong in the thread is raised by the next `save` or `wait`.
+    """
+
+    def __init__(self, run: Run, keep: int, ema: nn.Module) -> None:
+        self.run, self.keep = run, keep
+        self._net = copy.deepcopy(ema).to("cpu")  # the network of model/: the thread must not read the one in training
+        self._pool = worker_thread("checkpoint")
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        with suppress(Exception) if kind is not None else nullcontext():
+            self.wait()
+        self._pool.shutdown()
+
+    def wait(self) -> None:
+        """Return when everything is on disk."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def save(self, state: Checkpoint) -> None:
+        self.wait()
+        copies: dict[str, Any] = {name: _on_host(getattr(state, name)) for name in TENSORS}
+        copied = torch.cuda.Event() if any(t.is_cuda for t in state.model.values()) else None
+        if copied is not None:
+            copied.record()
+        self._pending = self._pool.submit(self._write, replace(state, **copies), copied)
+
+    def _write(self, state: Checkpoint, copied: Any) -> None:
+        if copied is not None:
+            copied.synchronize()
+        bad = [name for name, tensor in state.model.items() if not bool(tensor.isfinite().all())]
+        if bad:  # it must not replace a good one
+            raise NonFiniteError(
+                f"{bad[0]} is not finite after step {state.progress.step} ({len(bad)} tensor(s) in total); no "
+                "checkpoint was written, the previous one is intact. Try a lower learning rate or clipping"
+            )
+        self.run.check_exists()
+        try:
+            save(self.run.checkpoints_path, state, self.keep)
+            self._net.load_state_dict(state.ema)
+            self.run.save_model(self._net, state.progress.step)
+        except (OSError, SafetensorError):
+            self.run.check_exists()  # somebody removed the folder under us
+            raise
+
+
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors. Copies from a GPU join its queue, before the next step changes the weights: nobody waits."""
+    copies = {}
+    for name, tensor in tensors.items():
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        copies[name] = host.copy_(tensor.detach(), non_blocking=True)
+    return copies
 
 
 def newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:

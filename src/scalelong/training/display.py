@@ -31,14 +31,16 @@ class Display:
         if self._bar is not None:
             self._bar.stop()
 
-    def step(self, number: int, outcome: Outcome) -> None:
+    def step(self, number: int, outcome: Outcome | None) -> None:
         """Update the bar ten times per second, or print a line every ten seconds."""
         now = time.monotonic()
         if self.quiet or (now - self.updated < (0.1 if self._bar is not None else 10) and number < self.steps):
             return
         self.updated, elapsed, count = now, max(1e-9, now - self.started), max(1, number - self.done)
         speed = count * self.batch_size / elapsed
-        values = (f"loss {outcome.loss:.4f}", f"gradient {outcome.grad_norm:.3f}", f"{speed:.0f} images/s")
+        values: tuple[str, ...] = (f"{speed:.0f} images/s",)
+        if outcome is not None:  # of the last logged step
+            values = (f"loss {outcome.loss:.4f}", f"gradient {outcome.grad_norm:.3f}", *values)
         left = f"{duration((self.steps - number) * elapsed / count)} left"
         if self._bar is not None:
             self._bar.update(self._task, completed=number, left=left, values=values)

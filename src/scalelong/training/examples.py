@@ -33,6 +33,10 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         return self._mapped(lambda value: value.to(device, non_blocking=True))
 
+    def pinned(self) -> "Batch":
+        """Copy into page-locked memory, from which a GPU copies while it computes."""
+        return self._mapped(lambda value: value.pin_memory())
+
     def part(self, start: int, count: int) -> "Batch":
         return self._mapped(lambda value: value[start : start + count])
 

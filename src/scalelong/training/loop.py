@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -22,14 +22,16 @@ from scalelong.runs.resources import recorded
 from scalelong.runs.run import STEP, Run
 from scalelong.skips import scaling_of
 from scalelong.training import checkpoint
+from scalelong.training.checkpoint import Background
 from scalelong.training.display import Display
 from scalelong.training.examples import Examples
 from scalelong.training.failures import explained
-from scalelong.training.observers import Observers, due
+from scalelong.training.observers import Observers, held_out_examples
 from scalelong.training.own import LossFn, MetricsFn, OptimizerFn, Own, changes
+from scalelong.training.parallel import SharedSignal, choose_precision
 from scalelong.training.schedule import same_past
 from scalelong.training.trackers import start_tracker
-from scalelong.training.trainer import Trainer
+from scalelong.training.trainer import Trainer, due
 
 FEW = 10  # images; training on so few is worth a remark
 
@@ -67,16 +69,21 @@ def train(
     """
     run = Run(out)
     check_target(run.folder, folder=True)
+    if config.train.precision == "auto":  # a resumed run keeps what it started with, on any machine
+        stored = run.config.train.precision if run.exists else "auto"
+        config = replace(config, train=replace(config.train, precision=choose_precision(stored)))
     with explained(config, run):
-        trainer = Trainer(config, Examples(config, config.data.split), Own(loss, optimizer, metrics))
+        # Data is ready before the processes join: one prepares it, the others wait for files, not in a collective.
+        examples, held_out = Examples(config, config.data.split), held_out_examples(config)
+        trainer = Trainer(config, examples, Own(loss, optimizer, metrics))
         main = trainer.accelerator.is_main_process
         with run.locked() if main else nullcontext():
-            interrupted_by = _train(trainer, run, quiet=quiet or not main)
+            interrupted_by = _train(trainer, held_out, run, quiet=quiet or not main)
     trainer.accelerator.end_training()
     return Result(run, trainer.progress.step, finished=interrupted_by is None, signal=interrupted_by)
 
 
-def _train(trainer: Trainer, run: Run, quiet: bool) -> int | None:
+def _train(trainer: Trainer, held_out: Examples | None, run: Run, quiet: bool) -> int | None:
     """Resume, then train to the end or to a signal, which is returned."""
     config, messages = trainer.config, _resume(trainer, run)
     start = trainer.progress.step
@@ -90,37 +97,40 @@ def _train(trainer: Trainer, run: Run, quiet: bool) -> int | None:
             display.say(f"{run.folder}: resuming after step {start}")
         if config.tracker is not None:
             start_tracker(trainer, run, config.tracker)
-        return _loop(trainer, run, display)
+        return _loop(trainer, Observers(trainer, held_out, run, display), run, display)
 
 
-def _loop(trainer: Trainer, run: Run, display: Display) -> int | None:
+def _loop(trainer: Trainer, observers: Observers, run: Run, display: Display) -> int | None:
     config, main = trainer.config, trainer.accelerator.is_main_process
-    log, observers = JsonLines(run.metrics_path), Observers(trainer, run, display)
-    with _signals() as received, recorded(run) if main else nullcontext():
+    log, shown = JsonLines(run.metrics_path), None  # `shown`: the last step that was logged
+    writer = Background(run, config.checkpoint.keep, trainer.ema.net)
+    with _signals() as received, recorded(run) if main else nullcontext(), writer:
+        stops = SharedSignal(trainer.accelerator.num_processes)
         try:
             while trainer.progress.step < config.train.steps:
                 outcome = trainer.step()
                 step, last = trainer.progress.step, trainer.progress.step == config.train.steps
-                display.step(step, outcome)
                 entry: dict[str, Any] = {}
-                if due(step, config.train.log_every, last):
+                if due(step, config.train.log_every, last):  # in between the device is not waited for
+                    shown = outcome
                     entry = {"loss": outcome.loss, "lr": outcome.lr, "grad_norm": outcome.grad_norm}
                     entry |= {"images": trainer.progress.images, "seconds": round(trainer.progress.seconds, 3)}
                     entry |= {"skipped": True} if outcome.skipped else {}
+                display.step(step, shown)
                 entry |= observers.after_step(step, last)
                 if entry and main:
                     log.write({"step": step, **entry})
                     if config.tracker:
                         numbers = {k: v for k, v in entry.items() if isinstance(v, (int, float))}
                         trainer.accelerator.log(numbers, step=step)
-                stop = _shared_signal(trainer, received)
+                stop = stops.after_step(received, wait=observers.due(step, last))
                 if due(step, config.checkpoint.every, last) or stop is not None:
                     log.sync()
                     if main:
-                        run.check_exists()
-                        checkpoint.save(run.checkpoints_path, trainer.state(), config.checkpoint.keep)
-                        run.save_model(trainer.ema.net, step)
-                    trainer.accelerator.wait_for_everyone()
+                        writer.save(trainer.state())
+                    if last or stop is not None:
+                        writer.wait()
+                        stops.wait()
                 if stop is not None and not last:
                     name = signal.Signals(stop).name
                     display.say(f"{name}: wrote a checkpoint after step {step}; the same command resumes")
@@ -227,12 +237,3 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, former in previous.items():
             signal.signal(number, former)
-
-
-def _shared_signal(trainer: Trainer, received: list[int]) -> int | None:
-    """Return the signal that any process received, so that all stop after the same step."""
-    number = received[0] if received else 0
-    if trainer.accelerator.num_processes > 1:
-        values = torch.tensor([number], device=trainer.accelerator.device)
-        number = int(trainer.accelerator.gather(values).max().item())
-    return number or None

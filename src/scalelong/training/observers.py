@@ -21,16 +21,15 @@ from scalelong.training.display import Display
 from scalelong.training.examples import Batch, Examples
 from scalelong.training.own import check_metrics
 from scalelong.training.trackers import log_grid
-from scalelong.training.trainer import Trainer
+from scalelong.training.trainer import Trainer, due
 
 
 class Observers:
     """Validates all settings on construction, so that a wrong one does not show after hours of training."""
 
-    def __init__(self, trainer: Trainer, run: Run, display: Display) -> None:
-        self.trainer, self.run, self.display = trainer, run, display
+    def __init__(self, trainer: Trainer, held_out: Examples | None, run: Run, display: Display) -> None:
+        self.trainer, self.held_out, self.run, self.display = trainer, held_out, run, display
         self.config, self.main = trainer.config, trainer.accelerator.is_main_process
-        self.held_out = _held_out(self.config) if self.main else None
         if self.config.monitor.every and self.main:
             trainer.monitor = build_monitor(trainer, self.held_out, run, display)
         if self.config.sample.n and self.main:
@@ -42,6 +41,13 @@ class Observers:
                 self.extractor.to(trainer.accelerator.device)
             with display.paused():  # computing the reference's statistics shows its own progress
                 self.reference = training_reference(self.config, self.extractor)
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether anything but the monitor runs after `step`."""
+        config = self.config
+        return any(
+            due(step, every, last) for every in (config.evaluate.every, config.validate.every, config.sample.every)
+        )
 
     def after_step(self, step: int, last: bool) -> dict[str, Any]:
         """Run whatever is due after `step`. Returns the values to log."""
@@ -110,11 +116,7 @@ class Observers:
         return Request(n=n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)
 
 
-def due(step: int, every: int, last: bool) -> bool:
-    return last or (every > 0 and step % every == 0)
-
-
-def _held_out(config: Config) -> Examples | None:
+def held_out_examples(config: Config) -> Examples | None:
     """Return the validation split, or None if the data has none."""
     try:
         return Examples(config, config.data.validation)

@@ -2,76 +2,55 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import os
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-from torch.optim.lr_scheduler import LambdaLR
 
 from scalelong import counter, mup
-from scalelong._modules import evaluating
+from scalelong._modules import eager, evaluating
 from scalelong.counter import Stream
 from scalelong.diffusion import simple_loss
 from scalelong.diffusion.network import drop_conditions, make_conditions, predict_noise
-from scalelong.errors import InvalidValueError, RunError, invalid
+from scalelong.errors import NonFiniteError, invalid
 from scalelong.models.registry import get_model
 from scalelong.monitor.probe import probe_size
 from scalelong.runs.config import Config
 from scalelong.runs.run import build_network
-from scalelong.training import checkpoint
+from scalelong.training import checkpoint, parallel
+from scalelong.training.ahead import Ahead
 from scalelong.training.checkpoint import Checkpoint, Progress
 from scalelong.training.examples import Batch, Examples
 from scalelong.training.own import Own, check_losses
-from scalelong.training.schedule import lr_factor
+from scalelong.training.update import Ema, Update
 
 if TYPE_CHECKING:
     from scalelong.monitor.monitor import StabilityMonitor
 
 
-@dataclass(frozen=True)
 class Outcome:
-    """The result of one step. `grad_norm` is the norm before clipping. A skipped step changed nothing."""
+    """The result of one step. `grad_norm` is the norm before clipping. A skipped step changed nothing.
 
-    loss: float
-    grad_norm: float
-    lr: float
-    skipped: bool = False
-
-
-class NonFiniteError(RunError):
-    """The loss, the gradient or a weight is not finite. The message names the module and the timesteps."""
-
-
-class Ema:
-    """Exponential moving average θ̄ ← d·θ̄ + (1 − d)·θ of the parameters, matched by name. Buffers are copied.
-
-    `net` is a complete copy of the network, scaling included, in eval mode.
+    The values are on the device until one of them is read, which waits for the device.
     """
 
-    def __init__(self, net: nn.Module, decay: float, warmup: bool = False) -> None:
-        self.decay, self.warmup = decay, warmup
-        self.net = copy.deepcopy(net).eval().requires_grad_(False)
-        self._parameters: list[Tensor] = list(net.parameters())
-        self._averages: list[Tensor] = [self.net.get_parameter(name) for name, _ in net.named_parameters()]
-        self._buffers = [(self.net.get_buffer(name), buffer) for name, buffer in net.named_buffers()]
+    def __init__(self, values: Tensor) -> None:
+        self.values = values  # (4,): loss, grad_norm, lr, skipped
 
-    def decay_at(self, update: int) -> float:
-        """Return d for update `update` (from 1): constant, or min(d, (1 + u)/(10 + u)) with warm-up."""
-        return min(self.decay, (1 + update) / (10 + update)) if self.warmup else self.decay
+    @cached_property
+    def _read(self) -> list[float]:
+        return self.values.tolist()  # one transfer from the device
 
-    @torch.no_grad()
-    def update(self, update: int) -> None:
-        torch._foreach_lerp_(self._averages, self._parameters, 1.0 - self.decay_at(update))
-        for average, buffer in self._buffers:
-            average.copy_(buffer)
+    loss = property(lambda self: self._read[0])
+    grad_norm = property(lambda self: self._read[1])
+    lr = property(lambda self: self._read[2])
+    skipped = property(lambda self: bool(self._read[3]))
 
 
 class Trainer:
@@ -79,42 +58,45 @@ class Trainer:
 
     def __init__(self, config: Config, examples: Examples, own: Own | None = None) -> None:
         self.config, self.examples, self.own = config, examples, own or Own()
-        self.accelerator = _accelerator(config)
-        t, world = config.train, self.accelerator.num_processes
+        self.accelerator = parallel.make_accelerator(config.train)
+        t, device, world = config.train, self.accelerator.device, self.accelerator.num_processes
         if t.batch_size % (world * t.accumulate):
             expected = f"divisible by {world} process(es) × {t.accumulate} accumulation part(s)"
             raise invalid("train.batch_size", expected, t.batch_size)
-        self.net = build_network(config, examples.shapes).to(self.accelerator.device)
+        self.net = parallel.fast_layout(build_network(config, examples.shapes).to(device))
         self.ema = Ema(self.net, config.ema.decay, config.ema.warmup)
         self.optimizer = (self.own.optimizer or partial(_adamw, config))(self.net)
         self.optimizer.register_step_post_hook(_increment_versions)
-        self.schedule = LambdaLR(self.optimizer, partial(lr_factor, t))
-        if t.compile:
-            self.net.compile(fullgraph=True)
+        self.update = Update(t, self.optimizer, self.ema, self.accelerator.scaler, device)
+        parallel.compile_network(self.net, t.compile)
         self.adapt = get_model(config.model.kind).adapt
         self.wrapped, self.prepared = self.accelerator.prepare(self.net, self.optimizer)
         self.denoise = self.adapt(self.wrapped)
         self.null_y = examples.facts().null_y
         self.null_context: Tensor | None = None
         if examples.tokens is not None:
-            self.null_context = torch.as_tensor(examples.tokens.empty).to(self.accelerator.device)
+            self.null_context = torch.as_tensor(examples.tokens.empty).to(device)
         self.progress = Progress()
+        self.parts = Ahead(self._parts)
         self.monitor: StabilityMonitor | None = None  # records steps if the loop sets one
+        self._has_dropout = any(isinstance(m, _DropoutNd) and m.p > 0 for m in self.net.modules())
         self.net.train()
 
     # ------------------------------------------------------------------------------------ one step
 
     def step(self) -> Outcome:
-        """Run step `progress.step + 1`: batch, loss, gradient, clipping, AdamW, EMA. A function of (config, step)."""
+        """Run step `progress.step + 1`: batch, loss, gradient, clipping, AdamW, EMA. A function of (config, step).
+
+        The device is waited for only at steps that are logged, which is also when a non-finite step raises.
+        """
         started = time.perf_counter()
         t, number = self.config.train, self.progress.step + 1
-        lr = float(self.schedule.get_last_lr()[0])
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.accelerator.device)
         with self._monitored(number):
-            for part in range(t.accumulate):
+            for part, prepared in enumerate(self.parts(number, more=number < t.steps)):
                 with self.accelerator.accumulate(self.wrapped):
-                    batch = self.batch(number, part)
+                    batch = prepared.to(self.accelerator.device)
                     self._seed_dropout(number, part)
                     losses = self.losses(batch)
                     part_loss = losses.mean()
@@ -125,35 +107,41 @@ class Trainer:
         self._record(grad_norm=grad_norm)
         if self.accelerator.num_processes > 1:
             loss = self.accelerator.reduce(loss, reduction="mean")
-        values = torch.stack([loss.float(), grad_norm.float()]).tolist()  # one transfer from the device
-        skipped = self._must_skip(values[0], values[1], number)
-        if not skipped:
-            self.prepared.step()
-            skipped = bool(self.prepared.step_was_skipped)  # fp16's scaler found an overflow
-        elif self.accelerator.scaler is not None:
-            self.accelerator.scaler.update()
-        if not skipped:
-            self.schedule.step()
-            self.ema.update(self.progress.updates + 1)
+        outcome = Outcome(self.update.apply(number, loss, grad_norm))
+        if due(number, t.log_every, number == t.steps) or not self.update.fused:
+            self.check(outcome)
         self.progress = replace(
             self.progress,
             step=number,
-            updates=self.progress.updates + (not skipped),
             images=self.progress.images + t.batch_size,
             seconds=self.progress.seconds + time.perf_counter() - started,
         )
-        return Outcome(loss=values[0], grad_norm=values[1], lr=lr, skipped=skipped)
+        return outcome
+
+    def check(self, outcome: Outcome | None = None) -> None:
+        """Wait for the device and count the updates. Raises if a step was not finite and the run must stop."""
+        if (number := self.update.first_bad()) is not None:
+            raise self._nonfinite(number, outcome)
+        self.progress = replace(self.progress, updates=self.update.count())
 
     def batch(self, step: int, part: int = 0) -> Batch:
         """Return this process's `part` of the batch of step `step`."""
+        return self._part(step, part).to(self.accelerator.device)
+
+    def _part(self, step: int, part: int) -> Batch:
         t, world = self.config.train, self.accelerator.num_processes
         count = t.batch_size // (world * t.accumulate)
         first = (self.accelerator.process_index * t.accumulate + part) * count
-        return self.examples.batch(step, first, count).to(self.accelerator.device)
+        return self.examples.batch(step, first, count)
+
+    def _parts(self, step: int) -> list[Batch]:
+        """All parts in host memory, pinned if the device is a GPU, from where it copies them by itself."""
+        parts = [self._part(step, part) for part in range(self.config.train.accumulate)]
+        return [part.pinned() for part in parts] if self.accelerator.device.type == "cuda" else parts
 
     def _seed_dropout(self, step: int, part: int) -> None:
         """Dropout draws from torch's global generator: seed it by (seed, step, share), so that resuming is exact."""
-        if any(isinstance(module, _DropoutNd) and module.p > 0 for module in self.net.modules()):
+        if self._has_dropout:
             share = self.accelerator.process_index * self.config.train.accumulate + part
             torch.manual_seed(int(counter.integers(self.config.seed, Stream.DROPOUT, step, share, 1, 2**31)))
 
@@ -171,27 +159,27 @@ class Trainer:
 
     def _clipped_norm(self) -> Tensor:
         """Clip the gradient if asked. Returns its norm before clipping."""
-        limit = self.config.train.clip
-        if limit is not None:
-            return self.accelerator.clip_grad_norm_(self.net.parameters(), limit)
         self.accelerator.unscale_gradients(self.prepared)
-        return torch.nn.utils.get_total_norm([p.grad for p in self.net.parameters() if p.grad is not None])
+        parameters = [p for p in self.net.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.config.train.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.train.clip, norm)
+        return norm
 
-    def _must_skip(self, loss: float, grad_norm: float, number: int) -> bool:
-        """False for a finite step, and for an overflow that fp16's scaler skips itself. Raises if so configured."""
-        if math.isfinite(loss) and (math.isfinite(grad_norm) or self.accelerator.scaler is not None):
-            return False
-        if self.config.train.nonfinite == "skip":
-            return True
+    def _nonfinite(self, number: int, outcome: Outcome | None) -> NonFiniteError:
+        """Run step `number` again, from the weights it had, and say what was not finite first."""
         from scalelong.monitor.nonfinite import first_nonfinite
 
         batch = self.batch(number)
-        where = first_nonfinite(self.net, lambda: self.losses(batch).mean())
-        raise NonFiniteError(
-            f"the {'gradient' if math.isfinite(loss) else 'loss'} is not finite at step {number} (loss {loss:g}, "
-            f"gradient norm {grad_norm:g}); {where}; timesteps in the batch: {batch.t.min().item():.4g} to "
-            f"{batch.t.max().item():.4g}. The last checkpoint is intact. Try a lower learning rate, clipping or a "
-            "smaller kappa, or skip such steps with train.nonfinite=skip"
+        with eager(self.net):
+            where = first_nonfinite(self.net, lambda: self.losses(batch, self.net).mean())
+            loss = self.losses(batch, self.net).mean().item()
+        last = f", gradient norm {outcome.grad_norm:g}" if outcome and number == self.progress.step + 1 else ""
+        return NonFiniteError(
+            f"the {'gradient' if math.isfinite(loss) else 'loss'} is not finite at step {number} (loss {loss:g}{last})"
+            f"; {where}; timesteps in the batch: {batch.t.min().item():.4g} to {batch.t.max().item():.4g}. The last "
+            "checkpoint is intact. Try a lower learning rate, clipping or a smaller kappa, or skip such steps with "
+            "train.nonfinite=skip"
         )
 
     # ---------------------------------------------------------------------------- monitor and validation
@@ -199,7 +187,9 @@ class Trainer:
     def _monitored(self, number: int) -> AbstractContextManager[None]:
         if self.monitor is None:
             return nullcontext()
-        return self.monitor.step(number, batch=partial(self._replay, number) if self.config.train.compile else None)
+        return self.monitor.step(
+            number, batch=None if self.config.train.compile == "off" else partial(self._replay, number)
+        )
 
     def _record(self, **values: Tensor) -> None:
         if self.monitor is not None:
@@ -214,7 +204,7 @@ class Trainer:
         """Return the mean loss on `n` fixed images, times and noises, in eval mode."""
         net = self.net if net is None else net
         probe, size, total = held_out.probe(n), self.config.train.batch_size, 0.0
-        with evaluating(net):
+        with evaluating(net), eager(net):  # another mode and batch size would compile the network again
             for start in range(0, len(probe.x_0), size):
                 part = probe.part(start, size).to(self.accelerator.device)
                 total += self.losses(part, net).double().sum().item()
@@ -223,13 +213,8 @@ class Trainer:
     # --------------------------------------------------------------------------------------------- state
 
     def state(self) -> Checkpoint:
-        """Return the state for a checkpoint. Raises if a weight is not finite: it must not replace a good one."""
-        bad = [name for name, p in self.net.named_parameters() if not bool(p.isfinite().all())]
-        if bad:
-            raise NonFiniteError(
-                f"{bad[0]} is not finite after step {self.progress.step} ({len(bad)} parameter(s) in total); no "
-                "checkpoint was written, the previous one is intact. Try a lower learning rate or clipping"
-            )
+        """Return the state for a checkpoint. Raises if a step since the last log was not finite."""
+        self.check()
         scaler = self.accelerator.scaler
         return Checkpoint(
             progress=self.progress,
@@ -247,7 +232,7 @@ class Trainer:
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         self.progress = state.progress
-        self.schedule = LambdaLR(self.optimizer, partial(lr_factor, self.config.train), self.progress.updates - 1)
+        self.update.set_count(self.progress.updates)
 
 
 def _adamw(config: Config, net: nn.Module) -> torch.optim.Optimizer:
@@ -267,25 +252,5 @@ def _increment_versions(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
         torch.autograd.graph.increment_version(group["params"])
 
 
-def _accelerator(config: Config) -> Any:
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-    from accelerate.utils import DistributedType
-
-    t = config.train
-    if t.precision == "fp16" and not torch.cuda.is_available():
-        raise InvalidValueError("train.precision=fp16 needs a CUDA GPU; use --set train.precision=bf16 or fp32")
-    AcceleratorState._reset_state()  # an earlier run in this process may have used another precision
-    # accelerate joins CPU processes only if asked; otherwise each would consider itself the only one
-    many = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    accelerator = Accelerator(
-        cpu=many and not torch.cuda.is_available(),
-        mixed_precision="no" if t.precision == "fp32" else t.precision,
-        gradient_accumulation_steps=t.accumulate,
-        step_scheduler_with_optimizer=False,
-    )
-    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
-        raise InvalidValueError(
-            f"training supports one device or DDP, got {accelerator.distributed_type.value}; launch with --multi_gpu"
-        )
-    return accelerator
+def due(step: int, every: int, last: bool) -> bool:
+    return last or (every > 0 and step % every == 0)
