@@ -195,7 +195,7 @@ def test_a_folder_that_vanishes_stops_the_run_and_does_not_come_back_in_half(tmp
     folder, log = tmp_path / "run", tmp_path / "log"
 
     def remove():
-        while load_step(folder) != 3:  # what was being written is complete
+        while load_step(folder) != 3 or (folder / ".model-old").exists():  # what was being written is complete
             time.sleep(0.01)
         shutil.rmtree(folder)
 

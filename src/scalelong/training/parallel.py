@@ -15,7 +15,7 @@ from scalelong.runs.config import TrainConfig
 
 
 def choose_precision(precision: str) -> str:
-    """Return what `auto` means on this machine: bf16 on a GPU that computes with it, fp16 on an older one, else fp32."""
+    """Return what `auto` means here: bf16 on a GPU that computes with it, fp16 on an older one, else fp32."""
     if precision != "auto":
         return precision
     if not torch.cuda.is_available():
