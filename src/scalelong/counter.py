@@ -38,6 +38,8 @@ class Stream(IntEnum):
     LATENT = 10  # where in an autoencoder's posterior a latent is taken
     DROPOUT = 11  # the seed of dropout at a step
     EXTRA_NOISE = 12  # extra noise on the network's input (data.extra_noise)
+    LABEL = 13  # labels and captions of evaluated samples
+    CAPTION_ORDER = 14
 
 
 def uniform(seed: int, stream: int, step: int, first: int, count: int, shape: int | Sequence[int] = ()) -> Tensor:

@@ -24,6 +24,16 @@ def fidelity(module: str) -> ModuleType:
     return importlib.import_module(f"torch_fidelity.{module}")
 
 
+def fidelity_metric(name: str) -> ModuleType:
+    """Import torch_fidelity.metric_NAME, whose functions of features need nothing of its image pipeline."""
+    fidelity("helpers")
+    if "torch_fidelity.utils" not in sys.modules:
+        pipeline = types.ModuleType("torch_fidelity.utils")  # the real one imports torchvision
+        pipeline.__getattr__ = lambda attribute: None  # type: ignore[method-assign]
+        sys.modules["torch_fidelity.utils"] = pipeline
+    return fidelity(f"metric_{name}")
+
+
 def torchmetrics_image(module: str) -> ModuleType:
     """Import torchmetrics.image.fid or .kid, which import torch-fidelity where it is installed."""
     fidelity("feature_extractor_inceptionv3")

@@ -258,17 +258,23 @@ def test_reference_files_round_trip(extractor, other, tmp_path):
     assert (from_file.frechet, from_file.kid) == (direct.frechet, direct.kid)
 
 
-def test_pytorch_fids_moments_serve_as_a_reference(extractor, other, tmp_path):
+def test_pytorch_fids_moments_serve_as_a_reference_once_their_extractor_is_stated(extractor, other, tmp_path):
     _, moments = by_hand(extractor, other)
     np.savez(tmp_path / "stats.npz", mu=moments.mean.numpy(), sigma=moments.covariance.numpy())
-    result = evaluate_images(pictures(50), tmp_path / "stats.npz", extractor)
+    with pytest.raises(EvaluationError, match="do not record their extractor.*--reference-extractor"):
+        evaluate_images(pictures(50), tmp_path / "stats.npz", extractor)
+    stated = read_reference(tmp_path / "stats.npz", "small")
+    result = evaluate_images(pictures(50), stated, extractor)
     assert result.frechet == pytest.approx(evaluate_images(pictures(50), other, extractor).frechet, rel=1e-9)
     assert result.kid is None
-    assert any("does not record" in note for note in result.card.notes)
+    assert result.card.reference.extractor == "small"
+    assert any("small as stated" in note for note in result.card.notes)
     with pytest.raises(EvaluationError, match="kid.*moments"):
-        evaluate_images(pictures(50), tmp_path / "stats.npz", extractor, metrics=["kid"])
+        evaluate_images(pictures(50), stated, extractor, metrics=["kid"])
     with pytest.raises(EvaluationError, match="stats does not record"):
-        evaluate_images(read_reference(tmp_path / "stats.npz"), other, extractor)
+        evaluate_images(stated, other, extractor)
+    with pytest.raises(EvaluationError, match="have extractor inception-pytorch-fid, expected small"):
+        evaluate_images(pictures(50), read_reference(tmp_path / "stats.npz", "inception-pytorch-fid"), extractor)
 
 
 def test_pickled_moments_are_not_executed(extractor, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scalelong.errors import EvaluationError, InvalidValueError
 from scalelong.evaluation import FeatureAccumulator, Moments, frechet_distance, kernel_distance
-from scalelong.evaluation import metrics as metrics_module
+from scalelong.evaluation import kernel as kernel_module
 from scalelong.evaluation.metrics import bootstrap
 
 F64 = torch.float64
@@ -198,7 +198,7 @@ def test_kid_is_the_double_loop(m, n, width, seed):
 
 
 def test_blocks_leave_no_pair_out(monkeypatch):
-    monkeypatch.setattr(metrics_module, "BLOCK", 4)
+    monkeypatch.setattr(kernel_module, "BLOCK", 4)
     generator = torch.Generator().manual_seed(4)
     x, y = (torch.randn(n, 3, dtype=torch.float64, generator=generator) for n in (13, 10))
     assert kernel_distance(x, y).value == pytest.approx(double_loop(x.numpy(), y.numpy()), rel=1e-9)

@@ -9,7 +9,11 @@ from scalelong.errors import unknown
 SAMPLERS = (
     "euler-maruyama", "euler-ode", "dpm-solver-fast", "ddpm", "ddpm-large", "ddim", "dpm-solver++", "dpm-solver++3s",
 )  # fmt: skip
-EXTRACTORS = ("inception", "pixels")
+EXTRACTORS = ("inception", "inception-pytorch-fid", "dinov2", "clip", "pixels")
+METRICS = (
+    "fid", "frechet", "kid", "is", "precision", "recall", "density", "coverage", "mind", "fd-dinov2", "cmmd",
+    "clip-score",
+)  # fmt: skip
 PRECISIONS = ("fp32", "bf16", "fp16")
 PROCESSES = ("vp", "ddpm", "cosine", "sd")
 DATASETS = ("digits", "fashion-mnist", "cifar10", "shapes", "emoji", "celeba64", "imagenet64", "coco")

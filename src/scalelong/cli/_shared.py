@@ -73,11 +73,15 @@ Device = Annotated[str | None, Option(help="cpu, cuda or mps. Default: the faste
 Precision = Annotated[
     str, Option(help="Precision of sampling: fp32, bf16 or fp16.", autocompletion=names.one_of(names.PRECISIONS))
 ]
-Extractor = Annotated[
-    str,
-    Option(help="inception (FID) or pixels (8×8 means, not FID).", autocompletion=names.one_of(names.EXTRACTORS)),
+EXTRACTOR_HELP = (
+    "inception (FID), inception-pytorch-fid (FID as the official code resizes), dinov2, clip, or pixels (8×8 means, "
+    "not FID)."
+)
+Extractor = Annotated[str, Option(help=EXTRACTOR_HELP, autocompletion=names.one_of(names.EXTRACTORS))]
+Weights = Annotated[
+    Path | None,
+    Option(help="A local file with the extractor's weights; for dinov2 and clip a folder, checkpoint or hub name."),
 ]
-Weights = Annotated[Path | None, Option(help="A local file with the extractor's weights.")]
 Sampler = Annotated[
     str | None,
     Option(

@@ -2,7 +2,7 @@
 
 from scalelong.diffusion.sampling import to_uint8
 from scalelong.evaluation.card import Card, Generation, ReferenceCard
-from scalelong.evaluation.evaluate import Comparison, Evaluation, as_reference, compare, evaluate_images
+from scalelong.evaluation.evaluate import Evaluation, evaluate_images
 from scalelong.evaluation.extractors import FeatureExtractor, InceptionExtractor, ModuleExtractor, build_extractor
 from scalelong.evaluation.metrics import (
     METRICS,
@@ -14,6 +14,7 @@ from scalelong.evaluation.metrics import (
     frechet_distance,
     kernel_distance,
 )
+from scalelong.evaluation.ranking import Comparison, compare
 from scalelong.evaluation.reference import (
     Reference,
     dataset_reference,
@@ -21,12 +22,13 @@ from scalelong.evaluation.reference import (
     read_reference,
     write_reference,
 )
+from scalelong.evaluation.sources import DatasetImages, as_reference
 from scalelong.evaluation.statistics import FeatureAccumulator, FeatureSet, Moments
 
 __all__ = [
-    "METRICS", "Card", "Comparison", "Evaluation", "FeatureAccumulator", "FeatureExtractor", "FeatureSet",
-    "FrechetDistance", "Generation", "InceptionExtractor", "Interval", "KernelDistance", "Metric", "MetricValue",
-    "ModuleExtractor", "Moments", "Reference", "ReferenceCard", "as_reference", "build_extractor", "compare",
-    "dataset_reference", "evaluate_images", "frechet_distance", "images_reference", "kernel_distance",
+    "METRICS", "Card", "Comparison", "DatasetImages", "Evaluation", "FeatureAccumulator", "FeatureExtractor",
+    "FeatureSet", "FrechetDistance", "Generation", "InceptionExtractor", "Interval", "KernelDistance", "Metric",
+    "MetricValue", "ModuleExtractor", "Moments", "Reference", "ReferenceCard", "as_reference", "build_extractor",
+    "compare", "dataset_reference", "evaluate_images", "frechet_distance", "images_reference", "kernel_distance",
     "read_reference", "to_uint8", "write_reference",
 ]  # fmt: skip

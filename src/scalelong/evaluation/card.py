@@ -3,7 +3,7 @@
 import platform
 import types
 import typing
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -26,6 +26,10 @@ class Generation:
     step: int | None = None  # of the checkpoint
     run: str | None = None
     clip_denoised: bool | None = None  # whether the predicted image was clamped at every step
+    labels: str | None = None  # how labels or captions were drawn
+    autoencoder: str | None = None  # that decoded the samples, and the factor on its latents
+    selection: str | None = None  # how the checkpoint was chosen, if not as the last one
+    minimum_over: int | None = None  # evaluations that the chosen checkpoint is the best of
     far_share: float | None = None  # of the samples that left the data's range before the final clamp
 
 
@@ -44,10 +48,22 @@ class ReferenceCard:
     seconds: float
     created: str
     versions: dict[str, str]
+    source: str | None = None  # where a dataset's images came from and how they were resized
 
     @property
     def title(self) -> str:
         return f"{self.name} ({self.split})" if self.split else self.name
+
+
+@dataclass(frozen=True)
+class MetricCard:
+    """What one metric was computed from."""
+
+    label: str
+    extractor: str
+    weights: str
+    width: int
+    resize: str
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,7 @@ class Card:
     created: str
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+    metrics: dict[str, MetricCard] = field(default_factory=dict)  # by name
 
 
 def versions() -> dict[str, str]:

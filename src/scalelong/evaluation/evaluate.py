@@ -1,43 +1,25 @@
-"""Evaluations: images against a reference, evaluation.json, and the ranking of evaluations whose cards allow it."""
+"""Evaluations: metrics of images against a reference in one pass, and evaluation.json."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-from operator import attrgetter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
-from scalelong.data import CATALOG, load
-from scalelong.errors import EvaluationError, EvaluationWarning, InvalidValueError, suggestion, unknown
-from scalelong.evaluation.card import Card, Generation, from_json, now, versions
+from scalelong.errors import EvaluationError, EvaluationWarning
+from scalelong.evaluation.card import Card, Generation, MetricCard, from_json, now, versions
 from scalelong.evaluation.extractors import Extractor, FeatureExtractor, build_extractor
-from scalelong.evaluation.images import FolderImages, channels_of, image_stream, rank_and_world
-from scalelong.evaluation.metrics import METRICS, MetricValue, check_metrics, select_metrics
-from scalelong.evaluation.reference import BATCH, Reference, dataset_reference, images_reference, read_reference
+from scalelong.evaluation.images import rank_and_world
+from scalelong.evaluation.metrics import METRICS, MetricValue, by_extractor, family_of, select_metrics
+from scalelong.evaluation.reference import BATCH, Reference
+from scalelong.evaluation.sources import as_references, check_counts, match_channels
+from scalelong.evaluation.statistics import FeatureSet, kept_indices
 from scalelong.files import write_text
 
 FORMAT = 1  # of evaluation.json
-Differences = dict[str, dict[str, str]]  # field of the cards → name of the evaluation → value
-
-# Fields of a card by name. These must agree for values to be ranked.
-MEASURE = {
-    "metric": "metric", "n": "n", "reference": "reference.content", "n of the reference": "reference.n",
-    "image size": "image", "extractor": "extractor", "weights": "weights", "resize": "resize",
-}  # fmt: skip
-# These too, unless the comparison is about them.
-GENERATION = {name: f"generation.{name}" for name in ("sampler", "evaluations", "guidance", "ema", "clip_denoised")}
-# These are reported and left to the reader.
-REPORTED = {
-    "step": "generation.step", "effective batch": "generation.effective_batch", "versions": "versions",
-    "sample seed": "generation.sample_seed", "train seed": "generation.train_seed",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -159,142 +141,77 @@ def evaluate_images(
     generation: Generation | None = None,
     interval: bool = True,
     seed: int = 0,
+    extractors: Mapping[str, Extractor] | None = None,
+    captions: Sequence[str] | None = None,
 ) -> Evaluation:
     """Compute metrics of images against a reference, in one pass over the images.
 
     Args:
         images, reference: see `as_reference`. With several processes, an iterable holds the share of its process;
             everything else is shared out here, and every process gets the result.
-        extractor: `inception` (FID), `pixels`, a network or a `FeatureExtractor`.
-        metrics: names from `METRICS`; default: all that the extractor and the reference allow.
+        extractor: `inception` (FID), `inception-pytorch-fid`, `pixels`, a network or a `FeatureExtractor`.
+        metrics: names from `METRICS`; default: fid or frechet, and kid. Those that are defined on DINOv2 or CLIP add
+            that extractor, which computes its features once for all of them.
         n: number of images; default: all.
         interval: also compute 95 % intervals.
+        extractors: by family, "dinov2" or "clip", those to use in place of the default ones.
+        captions: of the images, for `clip-score`; caption k belongs to image k.
 
     Example::
 
-        result = evaluate_images("samples/", "cifar10:train", n=10_000)
+        result = evaluate_images("samples/", "cifar10:train", n=10_000, metrics=["fid", "kid", "precision", "recall"])
         result.values["fid"].value, result.values["fid"].interval
     """
     images, reference = match_channels(images, reference)
     check_counts(images, reference, n, metrics)
-    network = build_extractor(extractor)
-    target = as_reference(reference, network, batch_size)
-    measured = as_reference(images, network, batch_size, n, name, seed)
-    card = measured.card
+    if captions is None and any(METRICS[metric].captioned for metric in metrics or ()):
+        raise EvaluationError(
+            "clip-score needs the captions of the images: pass captions=, or evaluate a run with text"
+        )
+    main = extractor if isinstance(extractor, str) else family_of(extractor)
+    groups, others = by_extractor(metrics, main), extractors or {}
+    networks = [build_extractor(extractor if key is None else others.get(key, key)) for key in groups]
+    targets = as_references(reference, networks, batch_size)
+    measured = as_references(images, networks, batch_size, n, name, seed)
+    card = measured[0].card
     if card.n is None or card.image is None:
         raise EvaluationError(f"{card.name} does not record its number of images; use it as a reference only")
-    names = select_metrics(metrics, network, measured.features, target.features)
-    values = {name: METRICS[name].compute(measured.features, target.features, interval, seed) for name in names}
+    values: dict[str, MetricValue] = {}
+    entries: dict[str, MetricCard] = {}
+    notes: list[str] = []
+    for names, network, own, target in zip(groups.values(), networks, measured, targets, strict=True):
+        features = _with_aids(own.features, network, captions, card.n, seed)
+        for metric in select_metrics(names, network, features, target.features):
+            values[metric] = METRICS[metric].compute(features, target.features, interval, seed)
+            label = METRICS[metric].label.format(extractor=network.name)
+            width = features.moments.width
+            entries[metric] = MetricCard(label, network.name, network.weights, width, network.resize)
+        notes += _notes(own, target, network)
+    if metrics is not None:  # in the order of the request
+        values = {metric: values[metric] for metric in dict.fromkeys(metrics)}
     rank, world = rank_and_world()
-    notes = [note for value in values.values() for note in value.notes]
-    warned = [note for value in values.values() for note in value.warnings]
+    said = list(dict.fromkeys(note for value in values.values() for note in value.notes))
+    warned = list(dict.fromkeys(note for value in values.values() for note in value.warnings))
     for note in warned if rank == 0 else ():
         warnings.warn(note, EvaluationWarning, stacklevel=2)
-    label = METRICS[names[0]].label.format(extractor=network.name)
+    first = entries[next(iter(values))]
     return Evaluation(values, Card(
-        metric=label, n=card.n, images=name or card.title, content=card.content, image=card.image,
-        reference=target.card, extractor=network.name, weights=network.weights,
-        width=measured.features.moments.width, resize=network.resize, generation=generation or Generation(),
-        processes=world, seconds=card.seconds, created=now(), versions=versions(),
-        notes=(*notes, *warned, *_notes(measured, target, network)),
+        metric=first.label, n=card.n, images=name or card.title, content=card.content, image=card.image,
+        reference=targets[0].card, extractor=first.extractor, weights=first.weights, width=first.width,
+        resize=first.resize, generation=generation or Generation(), processes=world, seconds=card.seconds,
+        created=now(), versions=versions(), notes=(*said, *warned, *dict.fromkeys(notes)), metrics=entries,
     ))  # fmt: skip
 
 
-def as_reference(
-    source: Any,
-    extractor: FeatureExtractor,
-    batch_size: int = BATCH,
-    n: int | None = None,
-    name: str | None = None,
-    seed: int = 0,
-) -> Reference:
-    """Return the feature statistics of the first n images (default: all) of whatever holds or names images.
-
-    A dataset, optionally with its split (default: train) and a number of images (`cifar10`, `cifar10:test`,
-    `cifar10:train:10000`), a folder of images, a file of statistics (.safetensors, or pytorch-fid's .npz), a
-    `Reference`, an `ImageData`, a uint8 array (n, h, w, c) or an iterable of such batches.
-    """
-    path = Path(source).expanduser() if isinstance(source, (str, Path)) else None
-    if (dataset := dataset_name(source)) is not None:
-        title, split, first = dataset
-        return dataset_reference(title, split, extractor, first if n is None else n, batch_size)
-    if path is not None and not path.exists():
-        expected = f"a folder, a file of statistics or a dataset ({', '.join(CATALOG)})"
-        close = suggestion(str(source).partition(":")[0], CATALOG)
-        raise InvalidValueError(f"expected {expected}, got {str(source)!r}{close}")
-    if path is not None and path.suffix in (".safetensors", ".npz") and path.is_file():
-        source = read_reference(path)
-    if not isinstance(source, Reference):
-        return images_reference(path or source, extractor, n, batch_size, name, seed)
-    card = source.card
-    if n is not None and card.n is not None and n != card.n:
-        raise EvaluationError(f"expected {n:,} images, but the statistics of {card.name} are of {card.n:,}")
-    made_by = {"extractor": extractor.name, "weights": extractor.weights, "resize": extractor.resize}
-    for field, expected in made_by.items() if card.weights is not None else ():  # a note reports an unknown origin
-        if (got := getattr(card, field)) != expected:
-            raise EvaluationError(f"the statistics of {card.name} have {field} {got}, expected {expected}")
-    return source
-
-
-def check_counts(images: Any, reference: Any, n: int | None, metrics: Collection[str] | None = None) -> None:
-    """Raise if there are too few images, before any features are computed. A stream of unknown length passes."""
-    available, of_reference = (_count(source) for source in (images, reference))
-    if n is not None and available is not None and n > available:
-        raise EvaluationError(f"expected {n:,} images, but {image_stream(images).name} has {available:,}; use fewer")
-    check_metrics(metrics, n, available, of_reference)
-
-
-def _count(source: Any) -> int | None:
-    """Return how many images a source has, None if only reading it can tell."""
-    if (dataset := dataset_name(source)) is not None:
-        name, split, first = dataset
-        total = len(load(name, split))
-        if first is not None and first > total:
-            raise EvaluationError(
-                f"expected {first:,} images, but {name} ({split}) has {total:,}; use a smaller number"
-            )
-        return total if first is None else first
-    if isinstance(source, Reference):
-        return None if source.features.kept is None else source.card.n
-    holder = getattr(source, "images", source)
-    return len(holder) if isinstance(holder, (np.ndarray, Tensor)) else getattr(source, "length", None)
-
-
-def match_channels(images: Any, reference: Any, channels: int | None = None) -> tuple[Any, Any]:
-    """Read a folder of grey images as grey, unless what it is compared with has colour.
-
-    `channels` are those of `images` where these are a stream.
-    """
-    sources = [_folder_or_same(images), _folder_or_same(reference)]
-    if 3 in (channels, *map(_channels, sources)):
-        for source in sources:
-            if isinstance(source, FolderImages):
-                source.channels = 3
-    return sources[0], sources[1]
-
-
-def _folder_or_same(source: Any) -> Any:
-    is_path = isinstance(source, (str, Path)) and dataset_name(source) is None
-    return FolderImages(Path(source).expanduser()) if is_path and Path(source).expanduser().is_dir() else source
-
-
-def _channels(source: Any) -> int | None:
-    if isinstance(source, Reference):
-        return source.card.image[-1] if source.card.image else None
-    named = dataset_name(source)
-    return CATALOG[named[0]].channels if named else channels_of(source)
-
-
-def dataset_name(text: Any) -> tuple[str, str, int | None] | None:
-    """Parse NAME[:SPLIT[:N]] where NAME is a known dataset; None for anything else."""
-    if not isinstance(text, (str, Path)):
-        return None
-    name, split, n, *more = [*str(text).split(":"), "", "", ""]
-    if name not in CATALOG:
-        return None
-    if any(more) or (n and not n.isdecimal()):
-        raise InvalidValueError(f"a dataset must have the form NAME[:SPLIT[:N]], got {str(text)!r}")
-    return name, split or "train", int(n) if n else None
+def _with_aids(features: FeatureSet, network: Any, captions: Sequence[str] | None, n: int, seed: int) -> FeatureSet:
+    """Add what some metrics need beside features: the classifier's weights, the embeddings of the captions."""
+    head, embed = getattr(network, "head", None), getattr(network, "embed_text", None)
+    text = None
+    if captions is not None and embed is not None:
+        if len(captions) != n:
+            raise EvaluationError(f"expected one caption per image, got {len(captions):,} for {n:,} images")
+        text = embed([captions[int(k)] for k in kept_indices(n, seed)])
+    return replace(features, head=None if head is None else head.cpu(), text=text)
 
 
 def _notes(measured: Reference, reference: Reference, extractor: FeatureExtractor) -> list[str]:
@@ -302,7 +219,7 @@ def _notes(measured: Reference, reference: Reference, extractor: FeatureExtracto
     card, target = measured.card, reference.card
     notes = []
     if target.weights is None:
-        notes.append(f"{target.name} does not record which network and how many images it was computed with")
+        notes.append(f"{target.name} does not record its network and number of images: {target.extractor} as stated")
     if reference.features.kept is None:
         notes.append("the reference has moments only, so metrics that need its features (KID) are missing")
     if card.content == target.content:
@@ -313,83 +230,3 @@ def _notes(measured: Reference, reference: Reference, extractor: FeatureExtracto
     if not extractor.is_fid:
         notes.append(f"these are features of {extractor.name}: the values are not FID and not comparable with FID")
     return notes
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Evaluations from best to worst, or the differences that rule out a ranking."""
-
-    metric: str  # name of the metric that ranks
-    ranking: tuple[str, ...]  # names of evaluations, best first; empty if there are differences
-    differences: Differences  # in what must agree
-    remarks: Differences  # in what the reader may judge
-    overlapping: tuple[tuple[str, str], ...]  # neighbours in the ranking whose intervals overlap
-
-    @property
-    def comparable(self) -> bool:
-        return not self.differences
-
-    def require(self) -> None:
-        """Raise an error that names the differences, if there are any."""
-        listed = []
-        for field, values in self.differences.items():
-            listed.append(f"{field} ({', '.join(f'{value} in {name}' for name, value in values.items())})")
-        if listed:
-            varied = ",".join(field for field in self.differences if field in GENERATION)
-            hint = f". If the comparison is about that, pass --vary {varied}" if varied else ""
-            raise EvaluationError(f"cannot rank evaluations whose cards differ in {'; '.join(listed)}{hint}")
-
-
-def compare(evaluations: Mapping[str, Evaluation], vary: Collection[str] = (), metric: str | None = None) -> Comparison:
-    """Rank evaluations by a metric, unless their cards differ in what it depends on.
-
-    Metric, N, reference, extractor, weights, resize and image size must agree. So must sampler, evaluations per
-    sample, guidance and EMA, except those named in `vary`. `metric` defaults to the first one of the evaluations.
-    """
-    if len(evaluations) < 2:
-        raise EvaluationError(f"a comparison needs at least 2 evaluations, got {len(evaluations)}")
-    for name in vary:
-        if name not in GENERATION:
-            raise unknown("field to vary", name, GENERATION)
-    values = {name: evaluation.values for name, evaluation in evaluations.items()}
-    metric = metric or next(iter(next(iter(values.values()))))
-    cards = {name: evaluation.card for name, evaluation in evaluations.items()}
-    fixed = {name: path for name, path in GENERATION.items() if name not in vary}
-    differences = _differences(cards, {**MEASURE, **fixed})
-    remarks = _differences(cards, {**{name: GENERATION[name] for name in vary}, **REPORTED})
-    if differences:
-        return Comparison(metric, (), differences, remarks, ())
-    shared = set.intersection(*map(set, values.values()))
-    if metric not in shared:
-        raise unknown("metric", metric, sorted(shared))
-    higher = metric in METRICS and METRICS[metric].higher_is_better
-    ranking = sorted(values, key=lambda name: values[name][metric].value, reverse=higher)
-    overlapping = []
-    for pair in pairwise(ranking):
-        first, second = (values[name][metric].interval for name in pair)
-        if first and second and first.high >= second.low and second.high >= first.low:
-            overlapping.append(pair)
-    return Comparison(metric, tuple(ranking), {}, remarks, tuple(overlapping))
-
-
-def _differences(cards: Mapping[str, Card], fields: Mapping[str, str]) -> Differences:
-    differences = {}
-    for field, path in fields.items():
-        values = {name: attrgetter(path)(card) for name, card in cards.items()}
-        first, *others = values.values()
-        if any(value != first for value in others):
-            differences[field] = {name: _shown(field, cards[name], value) for name, value in values.items()}
-    return differences
-
-
-def _shown(field: str, card: Card, value: Any) -> str:
-    """Return a field of a card as text, with names for hashes."""
-    if field == "reference":
-        return f"{card.reference.title} [{value[:12]}]"
-    if field == "weights":
-        return str(value)[:12]
-    if field == "image size":
-        return "×".join(str(length) for length in value)
-    if field == "versions":
-        return ", ".join(f"{key} {version}" for key, version in sorted(value.items()))
-    return f"{value:,}" if isinstance(value, int) else str(value)

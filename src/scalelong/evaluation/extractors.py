@@ -1,7 +1,8 @@
 """Feature extractors: uint8 images in, float features out, with a name and a hash of the weights.
 
-`inception` is FID's network. `pixels` averages images to 8×8; its Fréchet distance costs almost nothing and is *not*
-FID. `ModuleExtractor` wraps any network, such as DINOv2 or CLIP with their own `transform`.
+`inception` is FID's network, `inception-pytorch-fid` the same behind pytorch-fid's resize. `dinov2` and `clip` are
+transformers' networks. `pixels` averages images to 8×8; its Fréchet distance costs almost nothing and is *not* FID.
+`ModuleExtractor` wraps any network.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,16 @@ from torch import Tensor, nn
 from torch.backends import cudnn
 
 from scalelong.errors import EvaluationError, InvalidValueError, invalid, unknown
-from scalelong.evaluation.inception import INCEPTION, RESIZE, SIZE, Inception, resize_tf1
+from scalelong.evaluation.inception import (
+    HEAD,
+    INCEPTION,
+    RESIZE,
+    RESIZE_PYTORCH_FID,
+    Inception,
+    prepare_pytorch_fid,
+    prepare_tf1,
+)
+from scalelong.evaluation.transformer import ClipExtractor, Dinov2Extractor
 from scalelong.evaluation.weights import load_weights
 from scalelong.files import tensors_sha256
 
@@ -41,12 +51,15 @@ class InceptionExtractor(nn.Module):
     """FID's Inception of 2015-12-05: TF1-style bilinear to 299, (x − 128)/128, 2048 pooled features."""
 
     name = INCEPTION.name
+    family = "inception"
     resize = RESIZE
     is_fid = True
+    prepare = staticmethod(prepare_tf1)
 
     def __init__(self, weights: Path | str | None = None) -> None:
         super().__init__()
         tensors = load_weights(INCEPTION, weights)
+        self.head: Tensor | None = tensors.pop(HEAD, None)  # (1008, 2048), where the file has it
         self.weights = tensors_sha256(tensors)
         self.network = Inception(tensors).eval()
 
@@ -56,9 +69,17 @@ class InceptionExtractor(nn.Module):
         size = _CPU_BATCH if device.type == "cpu" else len(images)
         exact = cudnn.flags(enabled=True, allow_tf32=False) if device.type == "cuda" else nullcontext()
         with torch.autocast(device.type, enabled=False), exact:
-            # A grey image becomes three equal channels, then (b, 3, 299, 299) in [−1, 1).
-            parts = (resize_tf1(part.to(device).expand(-1, -1, -1, 3), SIZE) for part in images.split(size))
-            return torch.cat([self.network((x - 128) / 128) for x in parts])
+            # A grey image becomes three equal channels, then (b, 3, 299, 299).
+            parts = (self.prepare(part.to(device).expand(-1, -1, -1, 3)) for part in images.split(size))
+            return torch.cat([self.network(x) for x in parts])
+
+
+class PytorchFidExtractor(InceptionExtractor):
+    """The same network behind pytorch-fid's resize, as the official code measures: half-pixel bilinear, 2x − 1."""
+
+    name = "inception-pytorch-fid"
+    resize = RESIZE_PYTORCH_FID
+    prepare = staticmethod(prepare_pytorch_fid)
 
 
 class ModuleExtractor(nn.Module):
@@ -103,13 +124,19 @@ def _pixels(weights: Path | str | None = None) -> ModuleExtractor:
 
 Extractor = str | nn.Module | FeatureExtractor
 Builder = Callable[[Path | str | None], FeatureExtractor]
-EXTRACTORS: dict[str, Builder] = {"inception": InceptionExtractor, "pixels": _pixels}
+EXTRACTORS: dict[str, Builder] = {
+    "inception": InceptionExtractor,
+    "inception-pytorch-fid": PytorchFidExtractor,
+    "dinov2": Dinov2Extractor,
+    "clip": ClipExtractor,
+    "pixels": _pixels,
+}
 
 
 def build_extractor(extractor: Extractor = "inception", weights: Path | str | None = None) -> FeatureExtractor:
-    """Return an extractor by name (`inception`, `pixels`), or wrap a network. An extractor is returned as it is.
+    """Return an extractor by name (a key of `EXTRACTORS`), or wrap a network. An extractor is returned as it is.
 
-    `weights`: a local file with the weights of an extractor given by name.
+    `weights`: a local file (Inception), or a folder, checkpoint or hub name (DINOv2, CLIP) for an extractor by name.
     """
     if isinstance(extractor, str):
         if extractor not in EXTRACTORS:

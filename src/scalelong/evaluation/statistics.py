@@ -48,6 +48,8 @@ class FeatureSet:
     moments: Moments
     kept: Tensor | None = None  # float32 (k, D): a uniformly random subset, in random order
     ranks: Tensor | None = None  # (k,): the random numbers that selected it; needed to select further
+    head: Tensor | None = None  # (classes, D): the extractor's classifier, for the Inception score
+    text: Tensor | None = None  # (k, D): embeddings of the captions of the kept images, for the CLIP score
 
 
 class FeatureAccumulator:
@@ -137,6 +139,11 @@ class FeatureAccumulator:
         ranks = torch.cat(self._ranks)
         order = ranks.argsort()[: self.keep]
         self._kept, self._ranks = [torch.cat(self._kept)[order]], [ranks[order]]
+
+
+def kept_indices(n: int, seed: int, keep: int = KEEP) -> Tensor:
+    """Return the indices of the kept ones of n images, in their order."""
+    return _ranks(torch.arange(n), seed).argsort()[:keep]
 
 
 def _ranks(indices: Tensor, seed: int) -> Tensor:

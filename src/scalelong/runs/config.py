@@ -153,6 +153,9 @@ class EvaluateConfig:
     every: int = 0  # steps between two evaluations; 0: none
     n: int = 10000  # number of samples
     extractor: str = "inception"  # features of the Fréchet distance
+    reference: str | None = None  # SPLIT or SPLIT:N of the data to compare with; none: the training split
+    labels: str = "balanced"  # labels of the samples: every class in turn, or by frequency in the training data
+    keep_best: bool = False  # keep the network with the lowest distance, for `scalelong evaluate --step best`
 
 
 @dataclass(frozen=True)
@@ -376,6 +379,7 @@ _CHOICES = {
     "train.schedule": ("constant", "cosine", "linear", "warmup-stable-decay"),
     "diffusion.process": ("vp", "ddpm", "cosine", "sd"),
     "tracker": ("tensorboard", "wandb"),
+    "evaluate.labels": ("balanced", "frequency"),
 }
 
 

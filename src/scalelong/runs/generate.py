@@ -3,12 +3,16 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from scalelong import counter
+from scalelong.counter import Stream
+from scalelong.data.dataset import ImageData
 from scalelong.diffusion import sample, to_uint8
 from scalelong.errors import DataError, InvalidValueError, invalid, unknown
 from scalelong.models.registry import get_model
@@ -30,6 +34,8 @@ class Request:
     prompts: Sequence[str] | None = None  # repeated; None uses captions of held-out images, or else of training images
     precision: str = "fp32"
     clip_denoised: bool | None = None  # clamp the predicted image at every step; None: the run's setting
+    labels: str = "balanced"  # without classes: every class in turn, or drawn by their "frequency" in the training data
+    draw_captions: bool = False  # without prompts: images in random order with one of their captions, not the first
 
     def clips(self, config: Config) -> bool:
         """Whether the predicted image is clamped for a run of this config."""
@@ -52,7 +58,7 @@ def generate(
     """
     from scalelong.data import decode_latents
 
-    y = _labels(facts, request)
+    y = _labels(config, facts, request)
     context, null_context = _tokens(config, request)
     vae, scale = config.data.vae, config.data.latent_scale
     batches = sample(
@@ -113,16 +119,50 @@ def label_of(word: int | str, names: Sequence[str]) -> int:
     raise unknown("class", text, names)
 
 
-def _labels(facts: Facts, request: Request) -> Tensor | None:
+def _labels(config: Config, facts: Facts, request: Request) -> Tensor | None:
     names = facts.class_names
     if not facts.shapes.label_rows or names is None:
         if request.classes is not None:
             raise InvalidValueError(f"this run has no classes, got classes {list(request.classes)}; leave out --class")
         return None
+    if request.labels == "frequency" and request.classes is None:
+        return _frequent_labels(config, len(names), request)
     labels = [label_of(word, names) for word in (range(len(names)) if request.classes is None else request.classes)]
     if request.guidance != 1.0 and facts.null_y is None:
         raise invalid("guidance", "1 for a network trained without dropped classes (diffusion.drop)", request.guidance)
     return torch.tensor([labels[k % len(labels)] for k in range(request.first, request.first + request.n)])
+
+
+def _frequent_labels(config: Config, classes: int, request: Request) -> Tensor:
+    """Draw labels by their frequency in the training data, as the official code does: label k depends on (seed, k)."""
+    from scalelong.data import load
+
+    labels = load(config.data.name, config.data.split, **config.data.options()).labels
+    if labels is None:
+        raise InvalidValueError(f"labels by frequency need the labels of {config.data.name}, which has none")
+    shares = torch.bincount(torch.from_numpy(np.asarray(labels)), minlength=classes).double().cumsum(0)
+    u = counter.uniform(request.seed, Stream.LABEL, 0, request.first, request.n).double()
+    return torch.searchsorted(shares, u * shares[-1], right=True).clamp(max=classes - 1)
+
+
+def evaluation_draws(config: Config) -> dict[str, Any]:
+    """Return the arguments of `Request` that say how an evaluation draws labels and captions."""
+    return {"labels": config.evaluate.labels, "draw_captions": True}
+
+
+def drawn_from(config: Config, facts: Facts, request: Request) -> str | None:
+    """Return how labels or captions of a request were drawn, in words; None without conditions."""
+    if config.data.text is not None:
+        if request.prompts is not None:
+            return f"{len(request.prompts)} given prompts in turn"
+        data, way = _caption_data(config), "drawn at random" if request.draw_captions else "first ones in order"
+        return f"captions of {data.name} ({data.split}), {way}"
+    if not facts.shapes.label_rows or facts.class_names is None:
+        return None
+    chosen = f"{len(facts.class_names)} classes" if request.classes is None else f"{list(request.classes)}"
+    return (
+        f"{chosen} by frequency" if request.labels == "frequency" and request.classes is None else f"{chosen} in turn"
+    )
 
 
 def _tokens(config: Config, request: Request) -> tuple[Tensor | None, Tensor | None]:
@@ -143,18 +183,34 @@ def _tokens(config: Config, request: Request) -> tuple[Tensor | None, Tensor | N
 
 def _prompts(config: Config, request: Request) -> Sequence[str]:
     """Return the prompts of a request, by default captions of held-out (else training) images; they repeat."""
-    from scalelong.data import load
-
     if request.prompts is not None:
         return request.prompts
+    data = _caption_data(config)
+    assert data.captions is not None
+    last = request.first + request.n
+    if not request.draw_captions:
+        return [data.captions[k] for k in range(min(len(data), last))]
+    # As the official code: every image once per round in random order, each time with one of its captions.
+    orders = [
+        counter.permutation(request.seed, Stream.CAPTION_ORDER, r, len(data)) for r in range(-(-last // len(data)))
+    ]
+    picks = counter.integers(request.seed, Stream.LABEL, 0, 0, last, 2**31)
+    texts = [data.captions.of(int(image)) for image in torch.cat(orders)[:last]]
+    return [options[int(pick) % len(options)] for options, pick in zip(texts, picks, strict=True)]
+
+
+def _caption_data(config: Config) -> ImageData:
+    """Return the images whose captions serve as prompts: held-out ones, or training images if there are none."""
+    from scalelong.data import load
+
     data = config.data
     try:
-        captions = load(data.name, data.validation, **data.options()).captions
+        images = load(data.name, data.validation, **data.options())
     except DataError:  # no validation split
-        captions = load(data.name, data.split, **data.options()).captions
-    if captions is None:
+        images = load(data.name, data.split, **data.options())
+    if images.captions is None:
         raise InvalidValueError(f"{data.name} has no captions to use as prompts; give --prompt")
-    return [captions[k] for k in range(min(len(captions), request.first + request.n))]
+    return images
 
 
 def autocast_type(precision: str) -> torch.dtype | None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
     from scalelong.evaluation import Evaluation
     from scalelong.evaluation.extractors import FeatureExtractor
+    from scalelong.evaluation.memorisation import Memorisation
     from scalelong.evaluation.reference import Reference
+    from scalelong.evaluation.sources import DatasetImages
     from scalelong.models.pipeline import ScaleLongPipeline
     from scalelong.process import Process
     from scalelong.runs.generate import Request
@@ -48,6 +50,15 @@ COMPARISON = "comparison.json"  # in the folder of a comparison: its runs
 EVALUATIONS = {"evaluate": "evaluation.json", "compare": "distance.json", "train": "evaluations/step-*.json"}
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which step's network was evaluated, and why if it is not the last one."""
+
+    step: int
+    reason: str | None = None
+    minimum_over: int | None = None  # evaluations that it is the best of
+
+
 class Run:
     """One run folder. `Run(folder)` opens any folder, also one that does not exist yet."""
 
@@ -59,6 +70,7 @@ class Run:
         self.checkpoints_path = self.folder / "checkpoints"
         self.samples_path = self.folder / "samples"
         self.model_path = self.folder / "model"
+        self.best_path = self.folder / "best"  # the network of the lowest distance (evaluate.keep_best)
         # A new network is written to the first, then renamed, while the second keeps the one it replaces.
         self._new_model, self._old_model = self.folder / ".model-new", self.folder / ".model-old"
 
@@ -217,29 +229,37 @@ class Run:
         reference: Any = None,
         extractor: Any = "inception",
         *,
+        metrics: Collection[str] | None = None,
+        extractors: Mapping[str, Any] | None = None,
         net: nn.Module | None = None,
-        step: int | None = None,
+        step: int | str | None = None,
         save_as: str | None = None,
     ) -> Evaluation:
-        """Evaluate `request.n` images of the EMA network or of `net` at `step`. Each process samples its share.
+        """Evaluate `request.n` images of the network of `step`, or of `net` at `step`. Each process samples its share.
 
-        reference: see `as_reference`; None means the data the run was trained on.
+        reference: see `as_reference`; None means `evaluate.reference` of the config, by default the training data.
+        metrics, extractors: see `evaluate_images`.
+        step: a step or "best" (see `network_at`); default: the last.
         save_as: an origin of `EVALUATIONS` to store the result under, for example "evaluate".
         """
         from scalelong.diffusion import RangeCheck
         from scalelong.diffusion.samplers import get_sampler
         from scalelong.evaluation.card import Generation
-        from scalelong.evaluation.evaluate import as_reference, check_counts, evaluate_images, match_channels
-        from scalelong.evaluation.extractors import build_extractor
+        from scalelong.evaluation.evaluate import evaluate_images
         from scalelong.evaluation.images import rank_and_world
+        from scalelong.evaluation.sources import check_counts, match_channels
+        from scalelong.runs.generate import captions_of, drawn_from
 
-        config = self.config
-        if reference is not None:
+        config, selection = self.config, Selection(self.step if step is None else 0)
+        if net is None and step is not None:
+            net, selection = self.network_at(step)
+        elif isinstance(step, int):
+            selection = Selection(step)
+        if reference is None:
+            reference = reference_images(config)
+        else:
             reference = match_channels(None, reference, 3 if config.data.vae else self.facts.shapes.channels)[1]
-        check_counts(None, reference, request.n)
-        features = build_extractor(extractor)
-        target = training_reference(config, features) if reference is None else as_reference(reference, features)
-        step = self.step if step is None else step
+        check_counts(None, reference, request.n, metrics)
         rank, world = rank_and_world()
         shares = [len(range(other, request.n, world)) for other in range(world)]
         own = replace(request, n=shares[rank], first=request.first + sum(shares[:rank]))
@@ -251,20 +271,89 @@ class Run:
             sample_seed=request.seed,
             train_seed=config.seed,
             effective_batch=config.train.batch_size,
-            step=step,
+            step=selection.step,
             run=self.name,
             clip_denoised=request.clips(config),
+            labels=drawn_from(config, self.facts, request),
+            autoencoder=None if config.data.vae is None else f"{config.data.vae} × {config.data.latent_scale}",
+            selection=selection.reason,
+            minimum_over=selection.minimum_over,
         )
         check = RangeCheck()
         images, title = self.generate(own, net, check), f"samples of {self.name}"
-        result = evaluate_images(images, target, features, n=request.n, name=title, generation=generation)
+        captions = captions_of(config, self.facts, request) if config.data.text is not None else None
+        if captions is not None:  # image k of process r counts as number k·world + r, see StreamImages
+            captions = [captions[sum(shares[: k % world]) + k // world] for k in range(request.n)]
+        result = evaluate_images(
+            images, reference, extractor, metrics=metrics, n=request.n, name=title, generation=generation,
+            extractors=extractors, captions=captions,
+        )  # fmt: skip
         if check.n:
             generation = replace(generation, far_share=check.share)
             result = replace(result, card=replace(result.card, generation=generation))
         if save_as is not None and rank == 0:
-            result.save(self.folder / EVALUATIONS[save_as].replace("*", f"{step:08d}"))
+            result.save(self.folder / EVALUATIONS[save_as].replace("*", f"{selection.step:08d}"))
             self.__dict__.pop("evaluations", None)
         return result
+
+    def memorisation(
+        self, request: Request, extractor: Any = "inception", step: int | str | None = None
+    ) -> Memorisation:
+        """Compare samples with their nearest training images, and write memorisation.json and memorisation.png."""
+        import numpy as np
+
+        from scalelong.data import load
+        from scalelong.evaluation.extractors import build_extractor
+        from scalelong.evaluation.memorisation import measure_memorisation, save_sheet
+
+        data = self.config.data
+        training, held_out = (load(data.name, split, **data.options()) for split in (data.split, data.validation))
+        net = None if step is None else self.network_at(step)[0]
+        samples = np.concatenate(list(self.generate(request, net)))
+        result = measure_memorisation(samples, training, held_out, build_extractor(extractor))
+        save_sheet(result, samples, training.images, self.folder / "memorisation.png")
+        write_text(self.folder / "memorisation.json", json.dumps(result.to_dict(), indent=1) + "\n")
+        return result
+
+    def network_at(self, step: int | str) -> tuple[nn.Module, Selection]:
+        """Return the EMA network of a step: the last, a checkpoint's, or "best", which evaluate.keep_best stored."""
+        from safetensors.torch import load_file
+
+        best = read_json(self.best_path / STEP) or {}
+        checkpoints = {int(p.name[5:]): p for p in self.checkpoints_path.glob("step-*") if p.name[5:].isdecimal()}
+        model = get_model(self.config.model.kind)
+        if step in ("best", best.get("step")) and best:
+            reason = f"lowest {best['metric']} of {best['n']:,} samples" if step == "best" else None
+            selection = Selection(int(best["step"]), reason, int(best["evaluations"]) if step == "best" else None)
+            return model.load(self.best_path, lambda: build_network(self.config, self.facts.shapes)).eval(), selection
+        if step == self.step:
+            return self.net, Selection(self.step)
+        if step in checkpoints:
+            net = build_network(self.config, self.facts.shapes)
+            net.load_state_dict(load_file(checkpoints[int(step)] / "ema.safetensors"))
+            return net.eval(), Selection(int(step))
+        known = sorted({self.step, *checkpoints, *([best["step"]] if best else [])})
+        hint = "" if best else "; evaluate.every=N with evaluate.keep_best=true keeps the best one"
+        expected = f"one of {', '.join(map(str, known))}{' or best' if best else ''}"
+        raise RunError(f"step must be {expected}, got {step}{hint}")
+
+    def keep_best(self, net: nn.Module, result: Evaluation) -> bool:
+        """Store the network as the best one if no evaluation of training so far has a lower distance."""
+        stored = [read_json(path) or {} for path in self.folder.glob(EVALUATIONS["train"])]
+        values = [value for one in stored if isinstance(value := one.get("frechet"), (int, float))]
+        value = result.frechet
+        if value is None or any(other < value for other in values):
+            facts = read_json(self.best_path / STEP)
+            if facts is not None:
+                write_text(self.best_path / STEP, json.dumps({**facts, "evaluations": len(values)}) + "\n")
+            return False
+        facts = {"step": result.card.generation.step, "metric": result.card.metric, "value": value}
+        facts |= {"n": result.card.n, "evaluations": len(values)}
+        shutil.rmtree(self.best_path, ignore_errors=True)
+        with atomic_folder(self.best_path) as folder:
+            get_model(self.config.model.kind).save(net, folder)
+            (folder / STEP).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        return True
 
     def pipeline(self) -> ScaleLongPipeline:
         """Return the network as a diffusers pipeline, with its text encoder and autoencoder."""
@@ -411,11 +500,21 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def training_reference(config: Config, extractor: FeatureExtractor) -> Reference:
-    """Return the statistics of the training split, from the cache or computed now."""
-    from scalelong.evaluation.reference import dataset_reference
+def reference_images(config: Config) -> DatasetImages:
+    """Return the images that samples of a run are compared with: evaluate.reference, by default the training split."""
+    from scalelong.evaluation.sources import DatasetImages
 
-    return dataset_reference(config.data.name, config.data.split, extractor, **config.data.options())
+    split, _, n = (config.evaluate.reference or config.data.split).partition(":")
+    if n and not n.isdecimal():
+        raise invalid("evaluate.reference", "SPLIT or SPLIT:N", config.evaluate.reference)
+    return DatasetImages(config.data.name, split, int(n) if n else None, config.data.options())
+
+
+def training_reference(config: Config, extractor: FeatureExtractor) -> Reference:
+    """Return the statistics of `reference_images`, from the cache or computed now."""
+    from scalelong.evaluation.sources import as_reference
+
+    return as_reference(reference_images(config), extractor)
 
 
 def build_network(config: Config, shapes: Shapes) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from scalelong.evaluation.extractors import build_extractor
 from scalelong.monitor.monitor import StabilityMonitor
 from scalelong.monitor.probe import probe_size
 from scalelong.runs.config import Config
-from scalelong.runs.generate import Request, captions_of, generate, grid_columns
+from scalelong.runs.generate import Request, captions_of, evaluation_draws, generate, grid_columns
 from scalelong.runs.run import REAL, Run, training_reference
 from scalelong.training.display import Display
 from scalelong.training.examples import Batch, Examples
@@ -53,9 +54,11 @@ class Observers:
         """Run whatever is due after `step`. Returns the values to log."""
         trainer, config, values = self.trainer, self.config, dict[str, Any]()
         if self.reference is not None and due(step, config.evaluate.every, last):  # every process samples its share
-            request, net = self._request(config.evaluate.n), trainer.ema.net
+            request, net = replace(self._request(config.evaluate.n), **evaluation_draws(config)), trainer.ema.net
             with self.display.paused():
                 result = self.run.evaluate(request, self.reference, self.extractor, net=net, step=step, save_as="train")
+            if config.evaluate.keep_best and self.main and self.run.keep_best(net, result):
+                self.display.say(f"step {step}: the best so far, kept in {self.run.best_path.name}/")
             values |= {name: metric.value for name, metric in result.values.items()}
             self.display.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         if self.main and self.held_out is not None and due(step, config.validate.every, last):
