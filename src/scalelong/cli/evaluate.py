@@ -131,7 +131,7 @@ def evaluate(
 
     from scalelong.evaluation import build_extractor, evaluate_images, read_reference
     from scalelong.evaluation.images import FolderImages
-    from scalelong.evaluation.metrics import by_extractor, check_metrics
+    from scalelong.evaluation.metrics import by_extractor
     from scalelong.evaluation.sources import check_counts, dataset_name
     from scalelong.runs.generate import best_device, evaluation_draws
 
@@ -146,7 +146,6 @@ def evaluate(
         draws = {**evaluation_draws(config), **({} if labels is None else {"labels": labels})}
         request = shared.sampling_request(config, **options, **draws, n=n, seed=seed, batch_size=batch_size)
         extractor = extractor or config.evaluate.extractor
-    check_metrics(wanted, n)
     target_reference: Any = reference
     if reference_extractor is not None:
         if reference is None or not reference.endswith(".npz"):
