@@ -1,4 +1,4 @@
-"""DINOv2 and CLIP with small random weights in their true formats, against transformers' own preprocessing and forward."""
+"""DINOv2 and CLIP with small random weights in their true formats, against transformers' own processing and forward."""
 
 import numpy as np
 import pytest
@@ -107,9 +107,7 @@ def test_clip_is_transformers_image_embedding_after_its_own_preprocessing(clip_f
     with torch.inference_mode():
         output = network(**tokens, **pixels)
         torch.testing.assert_close(extractor(IMAGES), output.image_embeds, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(
-        extractor.embed_text(["a b c", "d e a"]), output.text_embeds, rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(extractor.embed_text(["a b c", "d e a"]), output.text_embeds, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:.*too few:scalelong.errors.EvaluationWarning")
