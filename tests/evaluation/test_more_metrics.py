@@ -1,4 +1,4 @@
-"""Neighbours, MIND, Inception score, CMMD and CLIP score against torch-fidelity, naive loops, closed forms, simulation."""
+"""Neighbours, MIND, Inception score, CMMD and CLIP score against torch-fidelity, naive loops and closed forms."""
 
 import numpy as np
 import pytest
