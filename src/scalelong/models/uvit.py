@@ -138,7 +138,16 @@ class UViT(ModelMixin, ConfigMixin):
         self.gradient_checkpointing = False
         D, L, N = embed_dim, self.extras + self.patches, depth // 2
         self.long_skips = tuple(  # outermost first: scale_skip scales them in `forward`
-            Site(f"out_blocks.{N - i}", channels=D, dim=-1, tokens=L, source=f"in_blocks.{i - 1}")
+            Site(
+                f"out_blocks.{N - i}",
+                channels=D,
+                dim=-1,
+                tokens=L,
+                source=f"in_blocks.{i - 1}",
+                backbone=D,
+                extras=self.extras,
+                op="cat",
+            )
             for i in range(1, N + 1)
         )
 
@@ -198,7 +207,7 @@ class UViT(ModelMixin, ConfigMixin):
         x = self._run(self.mid_block, x)
         for block in self.out_blocks:
             i = len(skips)  # N, …, 1
-            skip = scale_skip(self, skips.pop(), i)  # κ_i·x_i
+            skip, x = scale_skip(self, skips.pop(), i, x)  # κ_i·x_i
             x = self._run(block, x, skip)  # (B, L, D)
 
         x = self.decoder_pred(self.norm(x))[:, self.extras :]  # (B, patches, p·p·C)

@@ -149,7 +149,9 @@ class Hooks:
         self.before: list[tuple[nn.Module, _Hook, bool]] = [(root, _Hook(self, Recorder.record_call), True)]
         self.taps: list[tuple[_Tap, bool]] = []  # for a network that scales its skips in `forward`
         self.sites = list(points.sites)
+        scaler = scaling_of(root)
         inside = any(site.join is not None or site.calls is not None for site in points.sites)  # no argument shows it
+        inside = inside or (scaler is not None and scaler.two_sided)
         in_forward = inside or (points.sites != () and scales_in_forward(root, list(points.sites)))
         if in_forward:
             self.taps.append((_Tap(self, points.start("skip")), True))
@@ -195,7 +197,7 @@ class Hooks:
                     handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
                 handles += [module.register_forward_hook(hook) for module, hook in self.after]
                 scaler = scaling_of(self.root)
-                if scaler is not None and coefficients_of(self.root, self.n) is None:
+                if scaler is not None and scaler.is_factor and coefficients_of(self.root, self.n) is None:
                     handles.append(scaler.register_forward_hook(_Hook(self, Recorder.record_kappa, scaler)))
             yield
         finally:

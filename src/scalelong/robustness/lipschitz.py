@@ -146,7 +146,7 @@ class _Pass:
         self.output = output
 
     def _keep_largest(self, module: nn.Module, args: tuple[Any, ...], kappa: float | Tensor) -> None:
-        if isinstance(kappa, Tensor):
+        if isinstance(kappa, Tensor) and module.is_factor:
             self.kappas[args[1]] = max(float(kappa.detach().max()), self.kappas.get(args[1], -math.inf))
 
 

@@ -8,20 +8,31 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from scalelong.errors import UnsupportedNetworkError
-from scalelong.scaling.specs import LearnableScaling, Scaling, SkipShape
+from scalelong.scaling.base import Scaling, SkipShape
+from scalelong.scaling.specs import LearnableScaling
 
 
 class SkipScaling(nn.Module):
-    """κ of every long skip of one network: `forward(x_i, i)` returns κ_i, a float or a tensor that broadcasts."""
+    """What acts on every long skip of one network.
+
+    `forward(skip, i)` returns κ_i, a float or a tensor that broadcasts. If the spec is not a factor, it returns the new
+    skip instead; a module with `two_sided` is called with the backbone too and returns the new (skip, backbone).
+    """
 
     spec: Scaling
+    two_sided: bool = False
+    timed: bool = False  # whether it depends on the timestep: `observe_timestep(t)` is called before each pass
     sites: tuple[Any, ...] = ()  # where it acts; set by `scalelong.skips`
     placement: str = "join"
     reached: set[int] | None = None  # the skips of the first training pass, None after it
+    frozen: tuple[str, ...] = ()  # names of the network's parameters that it has frozen
+    moved: float | None = None  # relative change of the network's output, if its initial weights were measured
 
     def __init__(self, spec: Scaling) -> None:
         super().__init__()
         self.spec, self.reached = spec, set()
+        # Read once: a compiled graph must not depend on the spec, which `set_coefficients` replaces.
+        self.is_factor, self.acts_on, self.joins = spec.factor, spec.acts_on, spec.joins
         self.register_forward_pre_hook(_record_reached)
 
     def __call__(self, *args: Any) -> Any:
@@ -31,7 +42,25 @@ class SkipScaling(nn.Module):
     def scale(self, skip: Tensor, i: int) -> Tensor:
         """Return κ_i·skip, never in place; κ_i = 1 returns the skip itself."""
         kappa = self(skip, i)
+        if not self.is_factor:
+            return kappa
         return skip if isinstance(kappa, float) and kappa == 1.0 else skip * kappa
+
+    def join(self, skip: Tensor, backbone: Tensor | None, i: int) -> tuple[Tensor, Tensor | None]:
+        """Return skip and backbone as they are to be joined."""
+        return self(skip, i, backbone) if self.two_sided else (self.scale(skip, i), backbone)
+
+    def placed(self, sites: tuple[Any, ...], placement: str) -> None:
+        """Record where it acts."""
+        self.sites, self.placement = sites, placement
+
+    def scalars(self) -> tuple[float, ...] | None:
+        """Return κ_1…κ_N if they do not depend on the input."""
+        return self.spec.coefficients(len(self.sites)) if self.is_factor and not self.timed else None
+
+    def set(self, spec: Scaling, n: int) -> None:
+        """Change the coefficients to those of `spec` on `n` long skips."""
+        raise UnsupportedNetworkError(f"{self.spec} has no coefficients that can be set; use apply(…, replace=True)")
 
     def extra_repr(self) -> str:
         return repr(self.spec)
@@ -42,15 +71,51 @@ def _record_reached(scaler: SkipScaling, args: tuple[Tensor, int]) -> None:
         scaler.reached.add(args[1])
 
 
-class FixedSkips(SkipScaling):
-    """Constants. It has no parameters, no buffers and no keys in a state dict."""
+class TunableSkips(SkipScaling):
+    """Constants that may change between two passes. They are no parameters and no keys in a state dict.
 
-    def __init__(self, spec: Scaling, coefficients: tuple[float, ...]) -> None:
+    Eager code reads Python numbers. A compiled graph reads a buffer, so that other values compile nothing again.
+    """
+
+    buffer: Tensor
+
+    def __init__(self, spec: Scaling, values: tuple[float, ...]) -> None:
         super().__init__(spec)
-        self.coefficients = coefficients
+        self.values = values
+        self.register_buffer("buffer", torch.tensor(values, dtype=torch.float32, device="cpu"), persistent=False)
 
-    def forward(self, skip: Tensor, i: int) -> float:
-        return self.coefficients[i - 1]
+    def value(self, k: int) -> Any:
+        return self.buffer[k] if torch.compiler.is_compiling() else self.values[k]
+
+    def write(self, values: tuple[float, ...]) -> None:
+        self.values = values
+        self.buffer.copy_(torch.tensor(values, dtype=self.buffer.dtype))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move the buffer with the network, but keep its values: never in half precision, never without data."""
+        super()._apply(fn, recurse)
+        dtype = torch.float64 if self.buffer.dtype is torch.float64 else torch.float32
+        device = "cpu" if self.buffer.is_meta else self.buffer.device
+        self.buffer = torch.tensor(self.values, dtype=dtype, device=device)
+        return self
+
+
+class FixedSkips(TunableSkips):
+    """κ_i are constants."""
+
+    def forward(self, skip: Tensor, i: int) -> Any:
+        return self.value(i - 1)
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        return self.values
+
+    def set(self, spec: Scaling, n: int) -> None:
+        kappas = spec.coefficients(n) if spec.factor and spec.acts_on == "skips" else None
+        if kappas is None or (getattr(spec, "timesteps", None) is not None) != self.timed:
+            raise UnsupportedNetworkError(f"{self.spec} can be changed to other constants, not to {spec}")
+        self.spec = spec
+        self.write(kappas)
 
 
 class ScalarSkips(SkipScaling):
@@ -62,8 +127,12 @@ class ScalarSkips(SkipScaling):
         self.register_parameter(name, nn.Parameter(torch.tensor(initial)))
 
     def forward(self, skip: Tensor, i: int) -> Tensor:
-        scalars: Tensor = getattr(self, self.name)
-        return scalars[i - 1].to(skip.dtype)
+        values: Tensor = getattr(self, self.name)
+        return values[i - 1].to(skip.dtype)
+
+    def scalars(self) -> tuple[float, ...] | None:
+        values: Tensor = getattr(self, self.name)
+        return None if values.is_meta or self.acts_on != "skips" else tuple(values.tolist())
 
 
 class CalibratedSkips(SkipScaling):

@@ -1,7 +1,7 @@
 """Where κ acts: find the long skips of any network, scale them, describe, remove, save and load."""
 
 from scalelong.scaling import SkipShape
-from scalelong.skips.application import apply, parameters, remove, unscaled
+from scalelong.skips.application import apply, parameters, remove, set_coefficients, unscaled
 from scalelong.skips.description import Description, Row, describe
 from scalelong.skips.finders import find_sites, register_adapter
 from scalelong.skips.folding import fold
@@ -13,5 +13,5 @@ from scalelong.skips.storage import load_scaling, save_scaling
 __all__ = [
     "Description", "FoundSkips", "Join", "Row", "Site", "SkipShape", "apply", "describe", "find_sites", "find_skips",
     "fold", "load_scaling", "parameters", "register_adapter", "remove", "save_scaling", "scale_skip", "scaling_of",
-    "unscaled",
+    "set_coefficients", "unscaled",
 ]  # fmt: skip

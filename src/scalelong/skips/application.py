@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -10,11 +10,21 @@ import torch
 from torch import nn
 
 from scalelong.errors import ScalingStateError, ScalingWarning, UnsupportedNetworkError, invalid, unknown
-from scalelong.scaling import Scaling, SkipScaling, SkipShape, parse_scaling
+from scalelong.scaling import ExplicitScaling, Scaling, SkipScaling, SkipShape, parse_scaling
 from scalelong.skips.finders import find_branches, find_sites
 from scalelong.skips.found import sites_from
-from scalelong.skips.hooks import NAME, BranchHook, FirstPassHook, attach, detach, scales_in_forward, scaling_of
-from scalelong.skips.records import record_scaling
+from scalelong.skips.hooks import (
+    NAME,
+    BranchHook,
+    FirstPassHook,
+    attach,
+    detach,
+    scales_in_forward,
+    scaling_of,
+    timestep_hook,
+)
+from scalelong.skips.joins import wrong_join
+from scalelong.skips.records import record_scaling, recorded_scaling
 from scalelong.skips.sites import Site
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -46,6 +56,23 @@ def apply(
     """
     root = unwrapped(net)
     spec = parse_scaling(scaling)
+    if spec.needs_example and example is None:
+        raise invalid("example", f"the arguments of one call, (x, t), on which {spec} is measured", None)
+    _warn_of_phase(root, spec)
+    return apply_quietly(net, spec, example=example, sites=sites, placement=placement, replace=replace)
+
+
+def apply_quietly(
+    net: Net,
+    spec: Scaling,
+    *,
+    example: Any = None,
+    sites: Iterable[Site | str] | None = None,
+    placement: str = "join",
+    replace: bool = False,
+) -> Net:
+    """`apply` for code that knows the phase: it loads a scaling that was trained."""
+    root = unwrapped(net)
     if placement not in (placements := ("join", "after_norm")):
         raise unknown("placement", placement, placements)
     former = scaling_of(root)
@@ -62,9 +89,10 @@ def apply(
             if spec.is_identity:
                 return net
             _check_norms(found, placement, looked_for=sites is None or example is not None)
+            _check_joins(found, spec, placement)
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # LS is drawn, the random state is kept
                 scaler = spec.build([site.shape for site in found])
-            scaler.sites, scaler.placement = tuple(found), placement
+            scaler.placed(tuple(found), placement)
             for notice in spec.notices(len(found)):  # warn of a skip that is almost cut, log a Σκ² out of range
                 if notice.level == "warning":
                     text = f"{notice} (scalelong.estimate_kappa proposes a value)"
@@ -74,8 +102,59 @@ def apply(
         like = next((p for p in root.parameters() if p.is_floating_point()), None)
         if like is not None:
             scaler.to(device=like.device, dtype=like.dtype)
-        _register(root, scaler.train(root.training))
+        scaler.train(root.training)
+        if spec.needs_example and example is not None:
+            from scalelong.skips.measured import register_measured
+
+            register_measured(root, scaler, example, _register)
+        else:
+            _register(root, scaler)
     return net
+
+
+def set_coefficients(net: Net, scaling: Scaling | str | dict[str, Any] | Sequence[float]) -> Net:
+    """Change the constants of a scaled network between two passes, and return it.
+
+    No hook is touched, and a compiled network compiles nothing again.
+
+    Args:
+        net: A network scaled with constants (uniform, CS, explicit, Skip-Tuning, FreeU), compiled or not.
+        scaling: A spec such as `SkipTuning(0.7)` or `FreeU.named("sdxl")`, or a list of κ_1…κ_N, outermost first.
+    """
+    root = scaled_root(net)
+    scaler = scaling_of(root)
+    if scaler is None:
+        raise ScalingStateError(f"{type(root).__name__} is not scaled; call scalelong.apply first")
+    listed = isinstance(scaling, Sequence) and not isinstance(scaling, str)
+    spec = ExplicitScaling(scaling) if listed else parse_scaling(scaling)  # type: ignore[arg-type]
+    scaler.set(spec, len(scaler.sites))
+    record_scaling(root, scaler)
+    return net
+
+
+def _warn_of_phase(root: nn.Module, spec: Scaling) -> None:
+    """Warn if the network's mode is that of another phase than the one the scaling is meant for."""
+    other = {"training": not root.training, "fine-tuning": not root.training, "inference": root.training}
+    recorded = recorded_scaling(root)
+    if spec.is_identity or not other.get(spec.phase, False) or (recorded or {}).get("scaling") == spec.to_dict():
+        return
+    name = type(spec).__name__
+    text = f"{name} is an inference-time method, but the network is in training mode: call net.eval() first"
+    if spec.phase != "inference":
+        text = (
+            f"{name} is a {spec.phase}-time method, but the network is in eval mode: call net.train() before apply and "
+            "train it; for sampling a trained network as it is, use SkipTuning or FreeU"
+        ).replace("fine-tuning-time", "fine-tuning")
+    warnings.warn(text, ScalingWarning, stacklevel=3)
+
+
+def _check_joins(sites: list[Site], spec: Scaling, placement: str) -> None:
+    if placement == "after_norm" and not spec.factor:
+        problem = f"{spec} is not a factor on the skip, so it cannot act after the norm"
+        raise UnsupportedNetworkError(f'{problem}; use placement="join"')
+    for i, site in enumerate(sites, start=1):
+        if site.op is not None and site.op not in spec.joins:
+            raise wrong_join(spec, i, site.path, site.op)
 
 
 def _check_norms(sites: list[Site], placement: str, looked_for: bool) -> None:
@@ -131,7 +210,7 @@ def restore_on_failure(root: nn.Module) -> Iterator[None]:
 
 
 def parameters(net: nn.Module) -> Iterator[nn.Parameter]:
-    """Return the parameters that the scaling added (LS, ReZero), for an optimizer group of their own."""
+    """Return the parameters that the scaling added (LS, gates, adapters, …), for an optimizer of their own."""
     scaler = scaling_of(scaled_root(net))
     return iter(()) if scaler is None else scaler.parameters()
 
@@ -213,11 +292,16 @@ def _register(root: nn.Module, scaler: SkipScaling) -> None:
                     root.get_submodule(path).register_forward_hook(BranchHook(scaler, index))
         elif scaler.placement != "join" or not scales_in_forward(root, list(scaler.sites)):
             attach(root, list(scaler.sites), scaler, placement=scaler.placement)
+        if scaler.timed:
+            root.register_forward_pre_hook(timestep_hook(root, scaler), with_kwargs=True)
         if scaler.sites:
             root.register_forward_hook(FirstPassHook(scaler))
     except Exception:
         detach(root, scaler)
         raise
+    if scaler.spec.freezes:
+        scaler.frozen = tuple(name for name, parameter in root.named_parameters() if parameter.requires_grad)
+        _require_grad(root, scaler.frozen, False)
     root.add_module(NAME, scaler)
     record_scaling(root, scaler)
 
@@ -225,4 +309,12 @@ def _register(root: nn.Module, scaler: SkipScaling) -> None:
 def _unregister(root: nn.Module, scaler: SkipScaling) -> None:
     detach(root, scaler)
     delattr(root, NAME)
+    _require_grad(root, scaler.frozen, True)
     record_scaling(root, None)
+
+
+def _require_grad(root: nn.Module, names: tuple[str, ...], value: bool) -> None:
+    parameters = dict(root.named_parameters()) if names else {}
+    for name in names:
+        if name in parameters:
+            parameters[name].requires_grad_(value)

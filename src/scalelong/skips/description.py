@@ -77,7 +77,8 @@ class Description:
         columns = ["shape"] * ran + ["felt", "past norm"] * measured
         lines = [["i", "from", "to", "κ_i", *columns]]
         for row in self.rows:
-            kappa = "learned" if row.coefficient is None else f"{row.coefficient:.4g}"
+            unknown = "learned" if self.scaling.factor else self.scaling.kind
+            kappa = unknown if row.coefficient is None else f"{row.coefficient:.4g}"
             if row.coefficient_range is not None:
                 kappa += " ({:.3g}…{:.3g})".format(*row.coefficient_range)
             shape = "×".join(map(str, row.shape)) if row.shape else "not called"
@@ -108,9 +109,8 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
     spec = NoScaling() if scaler is None else scaler.spec
     kappas: Any = spec.coefficients(len(sites))
     if kappas is None:  # learned: only scalars are known without an example
-        scalars: Any = getattr(scaler, "kappa", None)
-        known = scalars is not None and not scalars.is_meta and not (example or kwargs)
-        kappas = scalars.tolist() if known else [None] * len(sites)
+        scalars = None if scaler is None else scaler.scalars()
+        kappas = scalars if scalars is not None and not (example or kwargs) else [None] * len(sites)
     rows = [
         Row(index=i, path=site.path, source=site.source, coefficient=kappa)
         for i, (site, kappa) in enumerate(zip(sites, kappas, strict=True), start=1)
@@ -122,6 +122,8 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
     if scaler is None and (recorded := recorded_scaling(root)) is not None:
         former = parse_scaling(recorded.get("scaling"))
         hint = f"saved while scaled with {former}, which is not applied: scalelong.apply(net, **net.config['{KEY}'])"
+    if scaler is not None and scaler.moved is not None:
+        hint = f"measured on an example, this start moves the output by {scaler.moved:.3g} of its norm"
     return Description(type(root).__name__, spec, placement, tuple(rows), hint)
 
 
@@ -186,7 +188,7 @@ def _run(nudge: _Nudge, root: nn.Module, sites: list[Site], placement: str, call
             if site.norm is not None:
                 keep = partial(_keep, nudge.norms, i, site)
                 handles.append(root.get_submodule(site.norm).register_forward_hook(keep))
-        if scaler is not None and scaler.spec.coefficients(len(sites)) is None:
+        if scaler is not None and scaler.is_factor and scaler.spec.coefficients(len(sites)) is None:
             handles.append(scaler.register_forward_hook(partial(_keep_kappa, nudge)))
         call()
     finally:

@@ -60,14 +60,12 @@ def fold(net: Net, *example: Any, **kwargs: Any) -> Net:
 
 
 def _coefficients(scaler: SkipScaling) -> tuple[float, ...]:
-    kappas: Any = None
-    if scaler.spec.acts_on == "skips":
-        scalars = getattr(scaler, "kappa", None)  # learned, one per skip
-        kappas = scaler.spec.coefficients(len(scaler.sites)) if scalars is None else tuple(scalars.tolist())
+    kappas = scaler.scalars() if scaler.acts_on == "skips" else None
     if kappas is None:
-        what = "computes κ_i from the input" if scaler.spec.acts_on == "skips" else "scales the outputs of blocks"
+        what = "computes κ_i from the input" if scaler.acts_on == "skips" else "scales the outputs of blocks"
+        what = what if scaler.is_factor else "is not a factor on the skip"
         raise UnsupportedNetworkError(f"{scaler.spec} cannot be folded: it {what}; save it with scalelong.save_scaling")
-    return tuple(kappas)
+    return kappas
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,15 @@ def _known_or_found(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         found = _found(net, Provenance(Trace.of(net, args, kwargs)))
     except UnsupportedNetworkError:
         return known
-    return found if len(found) != len(known) and not is_registered(net) else known
+    if len(found) != len(known):
+        return known if is_registered(net) else found
+    return [
+        dataclasses.replace(site, **{name: getattr(seen, name) for name in _ABOUT if getattr(site, name) is None})
+        for site, seen in zip(known, found, strict=True)
+    ]
+
+
+_ABOUT = ("backbone", "extras", "op")  # what a pass shows of a join and a structure may not
 
 
 def as_call(net: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -182,9 +190,11 @@ def site_of(graph: Provenance, candidate: Candidate, chosen: list[Candidate]) ->
     path = consumer.path if consumer is not None and whole else joiner.path
     last, first = candidate.operand == len(node.operands) - 1, candidate.operand == 0
     norm, shortcut = _norm_and_shortcut(graph, node) if node.axis is not None and (first or last) else (None, None)
+    shape = graph.nodes[candidate.skip].shape
+    other = node.shapes[1 - candidate.operand] if len(node.shapes) == 2 else ()
     site = Site(
-        path, channels=graph.nodes[candidate.skip].shape[dim], dim=dim, source=graph.source(candidate),
-        norm=norm, shortcut=shortcut,
+        path, channels=shape[dim], dim=dim, source=graph.source(candidate), norm=norm, shortcut=shortcut, op=node.join,
+        backbone=other[dim] if other else None, extras=0 if dim == -1 and len(shape) > 3 else None,
     )  # fmt: skip
     brought = _brought(graph, candidate)
     alone = sum(c.node is node for c in chosen) == 1

@@ -1,7 +1,8 @@
 """How κ acts: through `scale_skip` in networks that call it in `forward`, through forward hooks in all others.
 
 Hooks are callable objects, never closures, so that they copy, pickle and compile with the network. Each holds an
-*actor*, an object with a method `scale(skip, i) -> Tensor`: the scaling module, or a probe that measures.
+*actor*, an object with a method `scale(skip, i) -> Tensor`: the scaling module, or a probe that measures. An actor that
+is `two_sided` has `join(skip, backbone, i)` instead, which returns both, and acts at the operation that joins them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import inspect
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from scalelong.skips.joins import (
     LeavePass,
     PassHook,
     SkipHook,
+    act,
     frontier,
     this_call,
 )
@@ -39,16 +41,22 @@ Handle = RemovableHandle  # of a hook or of an entry of _TAPS
 _TAPS: OrderedDict[int, tuple[nn.Module, Any, bool]] = OrderedDict()
 
 
-def scale_skip(net: nn.Module, skip: Tensor, i: int) -> Tensor:
+@overload
+def scale_skip(net: nn.Module, skip: Tensor, i: int) -> Tensor: ...
+@overload
+def scale_skip(net: nn.Module, skip: Tensor, i: int, backbone: Tensor) -> tuple[Tensor, Tensor]: ...
+def scale_skip(net: nn.Module, skip: Tensor, i: int, backbone: Tensor | None = None) -> Any:
     """Return κ_i·skip. Call it in the `forward` of your own network.
 
-    `scalelong.apply` registers the module that computes κ_i. Without one, the skip is returned unchanged.
+    `scalelong.apply` registers the module that computes κ_i. Without one, the skip is returned unchanged. With the
+    backbone, methods that act on both tensors of a join work too: `skip, x = scale_skip(self, skip, i, x)`.
 
     Args:
         net: The network, usually `self`. Its attribute `long_skips` holds the channel width (or `SkipShape`) of each
             long skip, outermost first; without it, pass `apply` an example.
         skip: The skip tensor, as the encoder produced it.
         i: Index of the skip: 1 is the outermost, N the innermost.
+        backbone: The tensor that the skip is joined with. If given, the result is (skip, backbone).
     """
     scaler = scaling_of(net)
     declared: Any = getattr(net, "long_skips", None)
@@ -62,13 +70,13 @@ def scale_skip(net: nn.Module, skip: Tensor, i: int) -> Tensor:
         if shape.channels is not None and width_of(skip, shape.dim) != shape.channels:
             declaration = f"{type(net).__name__}.long_skips declares {shape.channels}"
             raise UnsupportedNetworkError(f"long skip {i} has {skip.shape[shape.dim]} channels, but {declaration}")
-    own = [scaler] if scaler is not None and scaler.spec.acts_on == "skips" else []
+    own = [scaler] if scaler is not None and scaler.acts_on == "skips" else []
     taps = [] if torch.compiler.is_compiling() else [tap for tap in _TAPS.values() if tap[0] is net]
     before = [actor for _, actor, first in taps if first]
     after = [actor for _, actor, first in taps if not first]
     for actor in (*before, *own, *after):
-        skip = actor.scale(skip, i)  # κ_i·x_i
-    return skip
+        skip, backbone = act(actor, skip, backbone, i)  # κ_i·x_i
+    return skip if backbone is None else (skip, backbone)
 
 
 def scaling_of(net: nn.Module) -> SkipScaling | None:
@@ -139,10 +147,11 @@ class Part:
             return actor.scale(x, self.index)
         assert site.channels is not None
         backbone, skip = split_joined(x, site.channels, site.dim, site.leading)
-        scaled = actor.scale(skip, self.index)
-        if scaled is skip:
+        scaled, other = act(actor, skip, backbone, self.index)
+        if scaled is skip and other is backbone:
             return x
-        return torch.cat([scaled, backbone] if site.leading else [backbone, scaled], dim=site.dim)
+        assert other is not None
+        return torch.cat([scaled, other] if site.leading else [other, scaled], dim=site.dim)
 
 
 @dataclass(eq=False)
@@ -211,6 +220,32 @@ class BranchHook(SkipHook):
 
 
 @dataclass(eq=False)
+class TimestepHook(SkipHook):
+    """A forward pre-hook of the network that passes the timestep to a scaling that depends on it."""
+
+    argument: Argument
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        t = self.argument.get(args, kwargs)
+        if t is None:
+            raise UnsupportedNetworkError(f"{type(module).__name__} was called without a timestep ({self.argument})")
+        self.actor.observe_timestep(t)
+
+
+TIMES = ("timestep", "timesteps", "t", "time", "times", "noise_labels", "sigma")  # names of that argument
+
+
+def timestep_hook(net: nn.Module, actor: Any) -> TimestepHook:
+    """Return the hook for a network whose `forward` has a timestep."""
+    names = list(inspect.signature(net.forward).parameters)
+    name = next((name for name in TIMES if name in names), None)
+    if name is None:
+        known = f"{type(net).__name__}.forward has {', '.join(names)}; a timestep is one of {', '.join(TIMES)}"
+        raise UnsupportedNetworkError(f"{actor.spec} acts within a range of timesteps, but {known}")
+    return TimestepHook(actor, Argument.of(net, name))
+
+
+@dataclass(eq=False)
 class FirstPassHook(SkipHook):
     """A forward hook of the network that warns after the first training pass if it did not reach a long skip."""
 
@@ -260,10 +295,12 @@ def attach(
         handle = RemovableHandle(_TAPS)
         _TAPS[handle.id] = (net, actor, before)
         return [handle]
+    own = scaling_of(net)
+    at_operation = getattr(actor, "two_sided", False) or (own is not None and own.two_sided)
     calls: dict[tuple[str, int | str], list[Part]] = {}  # one hook for all skips in one argument
     joins: dict[str, list[tuple[int, Site]]] = {}  # and one for all joins in one `forward`
     for index, site in enumerate(sites, start=1):
-        if site.join is not None:
+        if site.join is not None or (at_operation and not site.trailing and not site.leading):
             joins.setdefault(site.called, []).append((index, site))
         else:
             calls.setdefault((site.called, site.argument), []).append(Part(index, site))
@@ -277,7 +314,9 @@ def attach(
         hook = ArgumentHook(actor, Argument.of(module, argument), tuple(parts))
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=before))
     for path, pairs in joins.items():
-        module, owner = module_at(net, path), JoinHook(actor, path, tuple(pairs))
+        module = module_at(net, path)
+        arguments = tuple(None if site.join else Argument.of(module, site.argument) for _, site in pairs)
+        owner = JoinHook(actor, path, tuple(pairs), arguments)
         # The mode that is entered last acts first.
         handles.append(module.register_forward_pre_hook(owner, with_kwargs=True, prepend=not before))
         handles.append(module.register_forward_hook(LeaveJoin(actor, owner), always_call=True))

@@ -94,6 +94,16 @@ def _running(owner: object) -> Any:
     return None
 
 
+def act(actor: Any, skip: Tensor, backbone: Tensor | None, i: int) -> tuple[Tensor, Tensor | None]:
+    """Let an actor act on the two tensors of a join, as far as it needs both."""
+    if getattr(actor, "two_sided", False):
+        if backbone is None:
+            problem = f"{actor.spec} needs the backbone of the join too, but long skip {i} came alone"
+            raise UnsupportedNetworkError(f"{problem}; call skip, x = scale_skip(self, skip, i, x)")
+        return actor.join(skip, backbone, i)
+    return actor.scale(skip, i), backbone
+
+
 @dataclass(eq=False)
 class SkipHook:
     """Base class of the hooks, by which `detach` recognizes them."""
@@ -110,10 +120,14 @@ class JoinHook(SkipHook):
 
     path: str
     parts: tuple[tuple[int, Site], ...]  # (i, site)
+    arguments: tuple[Any, ...]  # where each skip is in a call, None if only the operation shows it
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parts = this_call(self.actor, self.path, self.parts)
-        mode = _JoinMode(self, parts)
+        passed = {
+            i: None if a is None else a.get(args, kwargs) for (i, _), a in zip(self.parts, self.arguments, strict=True)
+        }
+        mode = _JoinMode(self, parts, [_item(passed[i], site.item) for i, site in parts])
         _ACTIVE.stack.append(mode)
         mode.__enter__()
 
@@ -159,9 +173,10 @@ class LeaveChild(SkipHook):
 
 
 class _JoinMode(TorchFunctionMode):
-    def __init__(self, owner: JoinHook, parts: tuple[tuple[int, Site], ...]) -> None:
+    def __init__(self, owner: JoinHook, parts: tuple[tuple[int, Site], ...], skips: list[Any]) -> None:
         super().__init__()
         self.owner, self.parts, self.depth = owner, parts, 0
+        self.skips = skips  # the tensors that were passed, None if only the operation shows the skip
         self.counts = [0] * len(parts)
         self.top = None if torch.compiler.is_compiling() else _checkpoint()
 
@@ -179,29 +194,76 @@ class _JoinMode(TorchFunctionMode):
             return args, kwargs
         shapes = [x.shape for x in operands]
         for k, (index, site) in enumerate(self.parts):
-            if not matches(site.join, site.dim, JOINS[func], shapes):  # type: ignore[arg-type]
+            position = self._position(k, site, operands, JOINS[func], shapes)
+            if position is None:
                 continue
             self.counts[k] += 1
-            if self.counts[k] == site.join.nth + 1:  # type: ignore[union-attr]
+            if self.counts[k] == (1 if site.join is None else site.join.nth + 1):
                 if not torch.compiler.is_compiling() and _checkpoint() not in (None, self.top):
                     raise UnsupportedNetworkError(
                         f"long skip {index} joins inside a checkpointed function of {self.owner.path}, which would be "
                         "recomputed without κ; checkpoint a module instead of a function, or call scale_skip in it"
                     )
-                position = site.join.operand  # type: ignore[union-attr]
-                skip = operands[position]
-                operands[position] = self.owner.actor.scale(skip, index)
-                changed = changed or operands[position] is not skip
+                before, modes = list(operands), [mode for mode in _ACTIVE.stack if isinstance(mode, _JoinMode)]
+                for mode in modes:  # what the actor computes is not the network's
+                    mode.depth += 1
+                self._act(func, operands, position, index)
+                for mode in modes:
+                    mode.depth -= 1
+                changed = changed or any(new is not old for new, old in zip(operands, before, strict=True))
         return rejoined(func, args, kwargs, operands) if changed else (args, kwargs)
+
+    def _position(self, k: int, site: Site, operands: list[Any], op: str, shapes: Any) -> int | None:
+        """Return which operand is the skip of part k, None if the operation does not join it."""
+        if site.join is not None:
+            return site.join.operand if matches(site.join, site.dim, op, shapes) else None
+        same = [n for n, x in enumerate(operands) if x is self.skips[k]]
+        return same[0] if same else None
+
+    def _act(self, func: Any, operands: list[Any], position: int, index: int) -> None:
+        actor, skip = self.owner.actor, operands[position]
+        if not getattr(actor, "two_sided", False):
+            operands[position] = actor.scale(skip, index)
+        else:
+            if len(operands) != 2:
+                problem = f"{self.owner.path} joins {len(operands)} tensors at long skip {index}"
+                raise UnsupportedNetworkError(f"{problem}, but {actor.spec} needs one skip and one backbone")
+            if JOINS[func] not in actor.joins:
+                raise wrong_join(actor.spec, index, self.owner.path, JOINS[func])
+            if func in IN_PLACE:
+                raise UnsupportedNetworkError(f"{self.owner.path} joins long skip {index} in place; write h = h + skip")
+            operands[position], operands[1 - position] = act(actor, skip, operands[1 - position], index)
+        for other in _ACTIVE.stack:  # another actor may look for the tensor that was passed
+            if isinstance(other, _JoinMode):
+                other.skips = [operands[position] if s is skip else s for s in other.skips]
 
     def check(self, name: str) -> None:
         for (index, site), count in zip(self.parts, self.counts, strict=True):
             join = site.join
+            if join is None and count != 1:
+                raise UnsupportedNetworkError(
+                    f"{name} was called with long skip {index} but changes it before it joins it, so a method that "
+                    f"acts on both tensors of the join ({type(self.owner.actor).__name__}) does not reach it"
+                )
             if join is not None and count != join.of:
                 raise UnsupportedNetworkError(
                     f"{name} ran {count} joins ({join.op}) of widths {join.widths} where the example ran {join.of}, so "
                     f"long skip {index} cannot be identified; apply the scaling with an example of this kind"
                 )
+
+
+def _item(value: Any, item: int | str | None) -> Any:
+    """Return the skip within an argument, None if it is not there."""
+    try:
+        return value if item is None or value is None else value[item]
+    except (IndexError, KeyError):
+        return None
+
+
+def wrong_join(spec: Any, index: int, path: str, op: str) -> UnsupportedNetworkError:
+    """Return the error for a method that makes no sense for a join."""
+    done, needed = ("added", "concatenated") if op == "add" else ("concatenated", "added")
+    return UnsupportedNetworkError(f"{spec} needs skips that are {needed}, but long skip {index} ({path}) is {done}")
 
 
 def _checkpoint() -> Any:

@@ -59,6 +59,7 @@ class Site:
         norm, shortcut: Modules that see the concatenation, for `placement="after_norm"`.
         join: The operation that joins the skip in the `forward` of the called module, if no argument holds the skip.
         call, calls: Which call, from 0, of how many, if the network calls the module several times in one pass.
+        backbone, extras, op: See `SkipShape`.
     """
 
     path: str
@@ -76,6 +77,9 @@ class Site:
     join: Join | None = None
     call: int | None = None
     calls: int | None = None
+    backbone: int | None = None
+    extras: int | None = None
+    op: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
@@ -90,6 +94,11 @@ class Site:
             object.__setattr__(self, "join", Join(**self.join))
         if self.join is not None and not isinstance(self.join, Join):
             raise invalid(f"join of site {self.path!r}", "a scalelong.skips.Join or None", self.join)
+        if self.op not in (None, "cat", "add"):
+            raise invalid(f"op of site {self.path!r}", "'cat', 'add' or None", self.op)
+        if self.op is None:  # what the other fields tell
+            op = self.join.op if self.join else "cat" if self.trailing or self.leading or self.norm else None
+            object.__setattr__(self, "op", op)
         if (self.trailing or self.leading or self.norm is not None) and not self.channels:
             raise InvalidValueError(f"site {self.path!r} has trailing, leading or norm set, which requires channels=…")
         if self.trailing and self.leading:
@@ -99,7 +108,7 @@ class Site:
 
     @property
     def shape(self) -> SkipShape:
-        return SkipShape(channels=self.channels, dim=self.dim, tokens=self.tokens)
+        return SkipShape(self.channels, self.dim, self.tokens, self.backbone, self.extras, self.op)
 
     @property
     def called(self) -> str:
@@ -109,10 +118,10 @@ class Site:
 
 _FIELDS: tuple[tuple[str, tuple[type, ...], float, str], ...] = (  # names, types, least number, in words
     ("argument", (int, str), 0, "the name or the position of an argument"),
-    ("channels tokens", (int, type(None)), 1, "an integer >= 1 or None"),
+    ("channels tokens backbone", (int, type(None)), 1, "an integer >= 1 or None"),
     ("item", (int, str, type(None)), -math.inf, "an index, a key or None"),
     ("dim", (int,), -math.inf, "an integer"),
-    ("call calls", (int, type(None)), 0, "an integer >= 0 or None"),
+    ("call calls extras", (int, type(None)), 0, "an integer >= 0 or None"),
     ("trailing leading", (bool,), 0, "True or False"),
     ("carrier source norm shortcut", (str, type(None)), 0, "the dotted name of a module or None"),
 )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from scalelong.errors import ScaleLongError, ScalingStateError, UnsupportedNetworkError
 from scalelong.files import atomic_file, write_text
 from scalelong.scaling import NoScaling, Scaling, SkipScaling
-from scalelong.skips.application import Net, apply, remove, restore_on_failure, scaled_root
+from scalelong.skips.application import Net, apply_quietly, remove, restore_on_failure, scaled_root
 from scalelong.skips.finders import find_sites
 from scalelong.skips.hooks import scaling_of
 from scalelong.skips.sites import ROOT, Site, declared_sites
@@ -91,11 +91,11 @@ def load_scaling(net: Net, folder: Path | str) -> Net:
         return net
     with restore_on_failure(root):
         if spec.acts_on == "blocks":
-            apply(root, spec, replace=True)
+            apply_quietly(root, spec, replace=True)
         else:
             _check_fit(root, sites, record, path)
             own = None if declared_sites(root) is not None else sites
-            apply(root, spec, sites=own, placement=record["placement"], replace=True)
+            apply_quietly(root, spec, sites=own, placement=record["placement"], replace=True)
         _load_weights(root, path.with_name(WEIGHTS), record["weights"])
     return net
 

@@ -23,9 +23,11 @@ def find_uvit(net: nn.Module) -> list[Site] | None:
     if not all(_is_linear(getattr(block, "skip_linear", None)) for block in outer):
         return None
     tokens = table.shape[1] if isinstance(table, nn.Parameter) and table.ndim == 3 else None
+    extras = getattr(net, "extras", None)  # tokens of time, label and text before the patches
     sites = [
         Site(f"out_blocks.{k}", 1, channels=block.skip_linear.in_features // 2, dim=-1, tokens=tokens,
-             source=f"in_blocks.{len(outer) - 1 - k}")
+             source=f"in_blocks.{len(outer) - 1 - k}", backbone=block.skip_linear.in_features // 2,
+             extras=extras if isinstance(extras, int) else None, op="cat")
         for k, block in enumerate(outer)
     ]  # fmt: skip
     return sites[::-1]
@@ -53,7 +55,7 @@ def find_residual_tuples(net: nn.Module) -> list[Site] | None:
                 norm, shortcut = _norm_and_shortcut(resnet, path)
                 consumed.append(
                     Site(path, name, item=-joins, channels=width_in - backbone, carrier=f"up_blocks.{b}",
-                         norm=norm, shortcut=shortcut)
+                         norm=norm, shortcut=shortcut, backbone=backbone, op="cat")
                 )  # fmt: skip
             backbone = width_out
     return _with_sources(net, consumed[::-1])
@@ -72,8 +74,10 @@ def find_skip_blocks(net: nn.Module) -> list[Site] | None:
     sites = []
     for source, k in enumerate(reversed(takes)):
         norm = f"blocks.{k}.skip_norm" if _modules(getattr(blocks[k], "skip_norm", None)) else None
-        width = blocks[k].skip_linear.in_features - blocks[k].skip_linear.out_features
-        sites.append(Site(f"blocks.{k}", "skip", channels=width, dim=-1, source=f"blocks.{source}", norm=norm))
+        backbone = blocks[k].skip_linear.out_features
+        width = blocks[k].skip_linear.in_features - backbone
+        shape: dict[str, Any] = {"channels": width, "dim": -1, "backbone": backbone, "extras": 0, "op": "cat"}
+        sites.append(Site(f"blocks.{k}", "skip", **shape, source=f"blocks.{source}", norm=norm))
     return sites
 
 
@@ -273,7 +277,7 @@ def find_hybrid_decoders(net: nn.Module) -> list[Site] | None:
             zeros = k == 0 and not hasattr(net, "crosstransformer") and name == "decoder.0"
             if not getattr(part, "empty", False) and not zeros:
                 source = f"{name.replace('decoder', 'encoder').split('.')[0]}.{len(decoder) - 1 - k}"
-                consumed.append(Site(name, "skip", channels=getattr(part, "chin", None), source=source))
+                consumed.append(Site(name, "skip", channels=getattr(part, "chin", None), source=source, op="add"))
     return consumed[::-1]
 
 
@@ -287,7 +291,7 @@ def find_upsampling_blocks(net: nn.Module) -> list[Site] | None:
     forwards = _rooms(found)
     if not forwards or (len(forwards) > 1 and _rooms(found[::-1])):
         return None
-    return [Site(path, name, channels=room) for path, name, room in forwards[::-1]]
+    return [Site(path, name, channels=room, op="cat") for path, name, room in forwards[::-1]]
 
 
 def _rooms(blocks: list[tuple[str, nn.Module, str]]) -> list[tuple[str, str, int]] | None:
@@ -328,7 +332,13 @@ def find_mirrored_blocks(net: nn.Module) -> list[Site] | None:
         return None
     path, last = "u_net." if inner is not net else "", len(ups) - 1
     return [
-        Site(f"{path}u_blocks.{last - k}", "skip", channels=_channels(downs[k])[1], source=f"{path}d_blocks.{k}")
+        Site(
+            f"{path}u_blocks.{last - k}",
+            "skip",
+            channels=_channels(downs[k])[1],
+            source=f"{path}d_blocks.{k}",
+            op="cat",
+        )
         for k in range(getattr(inner, "skip_stages", 0), last)
     ]
 
@@ -347,7 +357,7 @@ def find_first_blocks(net: nn.Module) -> list[Site] | None:
         if room > 0:
             source = len(ups) - 1 - k
             path = f"down_blocks.{source}.{len(downs[source]) - 1}"
-            consumed.append(Site(f"up_blocks.{k}.0", name, channels=room, source=path))
+            consumed.append(Site(f"up_blocks.{k}.0", name, channels=room, source=path, op="cat"))
     return consumed[::-1]
 
 
@@ -358,10 +368,12 @@ def find_upcats(net: nn.Module) -> list[Site] | None:
     sources = ["conv_0", *(f"down_{k}" for k in range(1, n))]
     if not n or not _modules(*_parts(net, *names, *sources)):
         return None
-    return [
-        Site(name, "x_e", channels=_channels(net.get_submodule(source))[1], source=source)
-        for name, source in zip(names, sources, strict=True)
-    ]
+    sites = []
+    for name, source in zip(names, sources, strict=True):
+        width, joined = _channels(net.get_submodule(source))[1], _channels(getattr(_get(net, name), "convs", net))[0]
+        backbone = joined - width if joined is not None and width is not None and joined > width else None
+        sites.append(Site(name, "x_e", channels=width, source=source, backbone=backbone, op="cat"))
+    return sites
 
 
 STRUCTURES: dict[str, Callable[[nn.Module], list[Site] | None]] = {
@@ -434,7 +446,9 @@ def _joined(path: str, block: nn.Module, width: int, source: str | None = None) 
     """Return the site of a block that takes [backbone, skip]."""
     first = (block[0], f"{path}.0") if isinstance(block, nn.Sequential) else (block, path)
     norm, shortcut = _norm_and_shortcut(*first)
-    return Site(path, 0, channels=width, trailing=True, source=source, norm=norm, shortcut=shortcut)
+    joined = _channels(block)[0]
+    backbone = joined - width if joined is not None and joined > width > 0 else None
+    return Site(path, 0, channels=width, trailing=True, source=source, norm=norm, shortcut=shortcut, backbone=backbone)
 
 
 def _concatenated(before: nn.Module, blocks: list[tuple[str, nn.Module]], sources: list[str]) -> list[Site] | None:

@@ -95,7 +95,8 @@ class StackedUNet(nn.Module):
                 variance = 1.0 if init == "norm-preserving" and p == block_depth else 2.0
                 nn.init.normal_(weight, std=math.sqrt(variance / width), generator=generator)
         self.long_skips = tuple(
-            Site(f"decoders.{k}", "skip", channels=width, dim=-1, source=f"encoders.{k}") for k in range(num_skips)
+            Site(f"decoders.{k}", "skip", channels=width, dim=-1, source=f"encoders.{k}", backbone=width, op="add")
+            for k in range(num_skips)
         )
         if scaling is not None:
             apply(self, scaling)
@@ -115,8 +116,8 @@ class StackedUNet(nn.Module):
             skips.append(x)
         hidden = [self.middle(x)]  # h_N = f_N(s_N)
         for i in range(self.num_skips, 0, -1):
-            skip = scale_skip(self, skips[i - 1], i)
-            hidden.append(self.decoders[i - 1](hidden[-1], skip))  # h_{i-1} = b_i∘[κ_i s_i + h_i]
+            skip, h = scale_skip(self, skips[i - 1], i, hidden[-1])
+            hidden.append(self.decoders[i - 1](h, skip))  # h_{i-1} = b_i∘[κ_i s_i + h_i]
         return StackedFeatures(tuple(skips), tuple(reversed(hidden)))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, m) -> (B, m)
