@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +17,15 @@ from torch import nn
 STEPS = 3
 
 
-def run_two_processes(names: list[str], folder: Path) -> None:
+def run_two_processes(names: list[str], folder: Path, scaling: Any = None) -> None:
     """Train every network on two processes with a batch each, and shard one; fails where a process does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     here = Path(__file__).resolve().parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]), "OMP_NUM_THREADS": "1"}
+    if scaling is not None:  # instead of LS
+        environment["SCALING"] = json.dumps(scaling.to_dict())
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     logs = [folder / f"rank{rank}.log" for rank in (0, 1)]
     processes = []
@@ -37,6 +41,12 @@ def run_two_processes(names: list[str], folder: Path) -> None:
         for process in processes:
             process.kill()
     assert codes == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
+
+
+def _scaling() -> Any:
+    import scalelong
+
+    return json.loads(os.environ.get("SCALING", "null")) or scalelong.LearnableScaling(activation="elu")
 
 
 def _train(net: nn.Module, name: str, ranks: list[int]) -> list[torch.Tensor]:
@@ -64,8 +74,7 @@ def _check(name: str, rank: int) -> None:
     import scalelong
 
     torch.manual_seed(0)
-    net = scalelong.apply(make(name), scalelong.LearnableScaling(activation="elu"))
-    alone = scalelong.apply(make(name), scalelong.LearnableScaling(activation="elu"))
+    net, alone = (scalelong.apply(make(name).train(), _scaling()) for _ in range(2))
     alone.load_state_dict(net.state_dict())
     start = [p.detach().clone() for p in scalelong.parameters(net)]
 
@@ -88,8 +97,7 @@ def _check_sharded(name: str, decoder: str, folder: str) -> None:
 
     import scalelong
 
-    net = scalelong.apply(make(name), scalelong.LearnableScaling(activation="elu"))
-    alone = scalelong.apply(make(name), scalelong.LearnableScaling(activation="elu"))
+    net, alone = (scalelong.apply(make(name).train(), _scaling()) for _ in range(2))
     alone.load_state_dict(net.state_dict())
     run(alone, name).square().mean().backward()
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))

@@ -39,7 +39,7 @@ class OriginalUViT(nn.Module):
 
     def __init__(self, img_size: int = 8, patch: int = 2, dim: int = 16, depth: int = 6, heads: int = 2) -> None:
         super().__init__()
-        self.patch, self.dim = patch, dim
+        self.patch, self.dim, self.extras = patch, dim, 1
         self.patch_embed = nn.Conv2d(3, dim, patch, stride=patch)
         self.pos_embed = nn.Parameter(0.02 * torch.randn(1, 1 + (img_size // patch) ** 2, dim))
         self.in_blocks = nn.ModuleList([UViTBlock(dim, heads) for _ in range(depth // 2)])

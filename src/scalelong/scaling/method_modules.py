@@ -211,12 +211,12 @@ class FreeUSkips(TunableSkips):
         """Return 0 for the innermost stage, 1 for the next: by resolution, for tokens by skip."""
         if self.shapes[i - 1].extras is not None and self.sites and self.sites[i - 1].dim == -1:
             return len(self.shapes) - i
-        size, (first, second) = tuple(s.shape[2:]), self.sizes
-        if i == len(self.shapes):
-            first, second = size, None
-        elif size != first and second is None:
-            second = size
-        self.sizes = (first, second)
+        size = tuple(s.shape[2:])
+        if i == len(self.shapes):  # written before it is read, so that a compiled graph does not depend on it
+            self.sizes = (size, None)
+        first, second = self.sizes
+        if size != first and second is None:
+            self.sizes = (first, second := size)
         return 0 if size == first else 1 if size == second else 2
 
 
