@@ -79,6 +79,22 @@ def test_every_chart_is_drawn(page):
     assert all(marks for _, marks in charts), charts
 
 
+def test_the_norms_of_any_layer_can_be_chosen(page):
+    chart = "document.querySelector('[data-chart=norms]')"
+    layers = page.execute_script(f"return [...{chart}.querySelectorAll('option')].map(o => o.textContent)")
+    assert layers[0] == "‖h_1‖ (outermost)"
+    assert layers[-1].endswith("(middle block)")
+    first, second = (
+        page.execute_script(
+            f"const c = {chart}, s = c.querySelector('select'); s.value = {k}; s.dispatchEvent(new Event('input'));"
+            "return [...c.querySelectorAll('svg .line')].map(p => p.getAttribute('d'))"
+        )
+        for k in (0, len(layers) - 1)
+    )
+    assert len(first) == len(second) > 1
+    assert first != second
+
+
 def test_lines_lie_within_their_axes(page):
     """Every point is inside its chart, and no path contains NaN."""
     bad = page.execute_script(

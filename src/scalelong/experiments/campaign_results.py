@@ -29,6 +29,7 @@ CLAIMS = {
     "fid": "lower FID at the end",
 }
 ACCELERATION = 1.5
+FEW = 12  # arms to list without a finished run
 ONE_PAIR = "open (one pair)"
 EFFECTS = {"norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
            "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features"}  # fmt: skip
@@ -64,7 +65,7 @@ class Results:
         count, total = len(self.records), len(self.plan.planned)
         failed = count - len(self.finished)
         arms = {arm.name: sum(r["arm"] == arm.name for r in self.records.values()) for arm in self.plan.arms}
-        listed = ", ".join(f"{name} {n}" for name, n in arms.items())
+        listed = ", ".join(f"{name} {n}" for name, n in arms.items() if n or len(arms) <= FEW) or "none yet"
         ended = f" ({failed} became non-finite)" if failed else ""
         seeds = len(self.plan.seeds)
         return f"{count} of {total} planned runs are finished{ended}: {listed}; {seeds} seeds are planned for each."

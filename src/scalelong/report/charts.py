@@ -106,7 +106,7 @@ def norms(views: Sequence[RunView]) -> Chart | None:
     for title in dict.fromkeys(title for own in curves.values() for title in own):
         series = [{"run": index, **own[title]} for index, own in curves.items() if title in own]
         pages.append({"title": title, "panels": [{"title": "", "series": series}]})
-    return {"kind": "lines", "x": "step", "y": "norm", "pages": pages} if pages else None
+    return {"kind": "lines", "x": "step", "y": "norm", "zero": True, "pages": pages} if pages else None
 
 
 def _layers(log: StabilityArrays) -> dict[str, Chart]:

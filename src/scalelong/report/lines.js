@@ -12,7 +12,7 @@ const MARKS = [
 class LineChart {
   constructor(holder, spec) {
     this.holder = holder; this.spec = spec; this.cursor = null;
-    this.many = Boolean(spec.panels || spec.pages);
+    this.many = Boolean(spec.panels);
     if (spec.pages) this.chooser(spec.pages);
     else this.choose(spec.panels || [{ title: "", series: spec.series, band: spec.band }]);
     this.body = html("div", this.many ? "panels" : "panel", undefined, holder);
