@@ -146,6 +146,27 @@ def test_verdicts_follow_the_interval_and_the_state_counts_runs(make_plan, tmp_p
     assert "7 of 9 planned runs" in page([results])
 
 
+def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_a_level(make_plan):
+    arms = ""
+    for depth in (12, 24):
+        for batch in (8, 64):
+            for name, scaling in (("none", "none"), ("cs", "cs:0.5")):
+                arms += (
+                    f'\n[[arms]]\nname = "d{depth}-b{batch}-{name}"\nscaling = "{scaling}"\n'
+                    f'baseline = "d{depth}-b{batch}-none"\nfactors = {{ depth = {depth}, batch = {batch} }}\n'
+                )
+    plan = make_plan(PLAN.partition("[[arms]]")[0] + arms)
+    for arm in plan.arms:
+        ratio = {12: 0.5, 24: 0.8}[arm.factors["depth"]] if arm.scaling != "none" else 1.0
+        write_record(plan, f"{arm.name}-seed0", arm.name, 0, norm=7.0 * ratio)
+    effects = dict(Results(plan).effects("norm_outer"))
+    assert effects["depth 12"]["cs:0.5"].mean == pytest.approx(0.5)
+    assert effects["depth 24"]["cs:0.5"].mean == pytest.approx(0.8)
+    assert effects["batch 8"]["cs:0.5"].mean == pytest.approx((0.5 * 0.8) ** 0.5)
+    assert effects["all settings"]["cs:0.5"].n == 4
+    assert "by factor level" in page([Results(plan)])
+
+
 def test_rounding_keeps_what_bf16_can_represent():
     x = torch.tensor([1.0, 1.001, 3.0e38], requires_grad=True)
     rounding = Rounding("bf16")

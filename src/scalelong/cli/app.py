@@ -20,7 +20,7 @@ from scalelong.version import __version__
 app = typer.Typer(
     name="scalelong",
     cls=Group,
-    help="Train diffusion models stably by scaling the long skip connections of U-Nets and U-ViTs.",
+    help="Scale the long skip connections of diffusion U-Nets and U-ViTs: train, sample, evaluate, monitor.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
