@@ -1,7 +1,8 @@
 """Choose kappa for CS from data (Section 4.1).
 
 The network's output has a squared norm of order ‖x_t‖²·Σκ_i² and its target is ε, so Σκ_i² should match ‖ε‖²/‖x_t‖².
-`estimate_kappa` measures that ratio on a dataset and solves for kappa.
+`estimate_kappa` measures that ratio on a dataset and solves for kappa. Under another objective than noise prediction
+the ratio is that of its target to the network's input, ‖F‖²/‖c_in·x_t‖².
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from scalelong.errors import DataError, ScalingWarning, invalid
-from scalelong.process import Process, get_process
+from scalelong.objective import Objective, get_objective
+from scalelong.process import Interpolant, get_process
 from scalelong.scaling.specs import SMALLEST, UPPER, Notice
 
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)  # quantiles of the ratio
 PIXEL_BINS = 64
 ZERO_TO_ONE = "no pixel is negative: images in [0, 1] must be rescaled to [-1, 1] (2x − 1)"
 
-ProcessLike = str | Process | Sequence[float] | Tensor
+ProcessLike = str | Interpolant | Sequence[float] | Tensor
 Progress = Callable[[Iterable[int], str], Iterable[int]]  # such as scalelong.progress.track
 
 
@@ -73,7 +75,9 @@ class Histogram:
 
 @dataclass(frozen=True, repr=False)
 class KappaEstimate:
-    """The range of kappa that suits a dataset and a noise process (Section 4.1). Ratios are ‖ε‖²/‖x_t‖².
+    """The range of kappa that suits a dataset and an objective (Section 4.1).
+
+    Ratios are ‖ε‖²/‖x_t‖², or for another objective those of its target to the network's input, ‖F‖²/‖c_in·x_t‖².
 
     Attributes:
         num_skips: N, the number of long skips.
@@ -81,12 +85,12 @@ class KappaEstimate:
         recommended, reason: A value between them, and why.
         mean_ratio, quantiles, histogram: Of the ratio (Fig. 3b), and `share_below_5`, the share of values below 5.
         ratio_of_means: E‖ε‖²/E‖x_t‖², which the long tail of the ratio does not affect.
-        mean_input_norm, input_histogram: E‖x_t‖²/m and the distribution of ‖x_t‖²/m.
+        mean_input_norm, input_histogram: E‖x_t‖²/m and the distribution of ‖x_t‖²/m, the network's input.
         lemma_input_norm: The same mean by Lemma 3.2, for uniform pixels.
         data_input_norm: The same mean with the second moment of these pixels.
-        mean_alpha_bar: E ᾱ_t over training times.
+        mean_alpha_bar: E ᾱ_t over training times: of (c_in·α)² where the process is not variance preserving.
         pixel_second_moment, pixel_histogram: Of the pixels (Fig. 3a).
-        process, samples, seed, num_images, dimension: What was measured, and how often.
+        process, objective, samples, seed, num_images, dimension: What was measured, and how often.
         notices: Remarks on the result.
     """
 
@@ -113,6 +117,7 @@ class KappaEstimate:
     num_images: int
     dimension: int
     notices: tuple[Notice, ...] = ()
+    objective: str = "eps"
 
     def __repr__(self) -> str:
         shown = ("recommended", "low", "high", "num_skips", "mean_ratio", "share_below_5", "num_images", "process")
@@ -140,11 +145,12 @@ class KappaEstimate:
 def estimate_kappa(
     images: Any,
     num_skips: int | nn.Module,
-    process: ProcessLike | Any = "ddpm",
+    process: ProcessLike | Any = None,
     samples: int = 50_000,
     seed: int = 0,
     latents: bool = False,
     progress: Progress | None = None,
+    objective: str | Objective = "eps",
 ) -> KappaEstimate:
     """Estimate a range of kappa for a dataset, and recommend a value (Section 4.1).
 
@@ -154,9 +160,12 @@ def estimate_kappa(
         images: uint8 (n, h, w, c) or float (n, c, h, w) in [−1, 1], as a NumPy array or a tensor; a list of PIL images
             of one size; or a DataLoader, of which up to `samples` images or 2²⁷ pixels are read.
         num_skips: N, the number of long skips, or the network that has them.
-        process: "ddpm", "vp", "sd", a `Process`, a diffusers scheduler, or the values of ᾱ_t.
+        process: "ddpm" (default for eps, x0 and v), "vp", "cosine", "sd", a `Process`, a diffusers scheduler, or the
+            values of ᾱ_t; also "linear" and "edm".
         samples, seed: number of (image, time, noise) triples to draw, and their seed.
         latents: the images are latents and may have any range.
+        objective: "eps", "x0", "v", "flow", "edm" or an `Objective`: what the network predicts. A scheduler or values
+            of ᾱ_t need "eps".
         progress: called as `progress(chunks, description)` to show a progress bar; yields the chunks.
 
     Example:
@@ -165,12 +174,12 @@ def estimate_kappa(
     """
     if isinstance(num_skips, nn.Module):
         num_skips = _count_skips(num_skips)
-    images, process_name = _as_array(images, samples), _process_name(process)
-    process = getattr(process, "alphas_cumprod", process)  # of a scheduler
+    images = _as_array(images, samples)
+    source, process_name, objective_name = _source(objective, process)
     for name, value in (("num_skips", num_skips), ("samples", samples)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise invalid(name, "an integer >= 1", value)
-    ratios = sample_ratios(images, process, samples, seed, latents, progress)
+    ratios = sample_ratios(images, source, samples, seed, latents, progress)
     mean, mean_alpha_bar = float(ratios.ratio.mean()), float(ratios.alpha_bar.mean())
     low, high, recommended, reason = choose_kappa(mean, num_skips)
     quantiles = torch.quantile(ratios.ratio, torch.tensor(LEVELS, dtype=torch.float64)).tolist()
@@ -185,13 +194,13 @@ def estimate_kappa(
         recommended=recommended,
         reason=reason,
         mean_ratio=mean,
-        ratio_of_means=1 / float(ratios.input_norm.mean()) if ratios.input_norm.any() else math.inf,
+        ratio_of_means=ratios.mean_target / mean_input if (mean_input := float(ratios.input_norm.mean())) else math.inf,
         share_below_5=float((ratios.ratio < UPPER).to(torch.float64).mean()),
         quantiles=dict(zip(LEVELS, quantiles, strict=True)),
         histogram=histogram(ratios.ratio, 0.0, 10.0, 100),
         mean_input_norm=float(ratios.input_norm.mean()),
-        lemma_input_norm=1 - mean_alpha_bar * (1 - 1 / 3),  # Lemma 3.2; E x_0² = 1/3 for uniform pixels
-        data_input_norm=1 - mean_alpha_bar * (1 - ratios.pixel_second_moment),
+        lemma_input_norm=ratios.mean_noise + mean_alpha_bar / 3,  # Lemma 3.2; E x_0² = 1/3 for uniform pixels
+        data_input_norm=ratios.mean_noise + mean_alpha_bar * ratios.pixel_second_moment,
         mean_alpha_bar=mean_alpha_bar,
         pixel_second_moment=ratios.pixel_second_moment,
         input_histogram=histogram(ratios.input_norm, 0.0, 2.0, 100),
@@ -202,6 +211,7 @@ def estimate_kappa(
         num_images=len(images),
         dimension=math.prod(images.shape[1:]),
         notices=notices,
+        objective=objective_name,
     )
 
 
@@ -254,11 +264,14 @@ def _data_notices(ratios: Ratios, latents: bool) -> tuple[Notice, ...]:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Samples of ratio ‖ε‖²/‖x_t‖², input_norm ‖x_t‖²/m and alpha_bar ᾱ_t, each (samples,), and image statistics."""
+    """Samples of ratio ‖F‖²/‖x‖² with target F and network input x, input_norm ‖x‖²/m and alpha_bar ᾱ_t, each
+    (samples,), the mean share of noise in ‖x‖²/m, and image statistics. F is ε and x is x_t for noise prediction."""
 
     ratio: Tensor
     input_norm: Tensor
     alpha_bar: Tensor
+    mean_noise: float
+    mean_target: float  # E‖F‖²/m
     pixel_second_moment: float
     pixels: Histogram
     smallest: float
@@ -266,11 +279,13 @@ class Ratios:
 
 
 def sample_ratios(
-    images: Any, process: ProcessLike, samples: int, seed: int, latents: bool, progress: Progress | None = None
-) -> Ratios:
+    images: Any, source: Objective | ProcessLike, samples: int, seed: int, latents: bool,
+    progress: Progress | None = None,
+) -> Ratios:  # fmt: skip
     """Draw times and noise for the images and measure the ratio.
 
-    The noise is not drawn pixel by pixel: ‖x_t‖² and ‖ε‖² depend on it only through z = ⟨ε, x_0⟩/‖x_0‖, which is
+    Target and input are combinations of x_0 and ε, so their norms follow from ‖x_0‖², ⟨x_0, ε⟩ and ‖ε‖². The noise is
+    not drawn pixel by pixel: ‖x_t‖² and ‖ε‖² depend on it only through z = ⟨ε, x_0⟩/‖x_0‖, which is
     N(0, 1), and ‖ε‖² − z², which is χ² with m − 1 degrees of freedom and independent of z. This is exact.
     Times are stratified: each of `samples` equal intervals contains one.
     """
@@ -281,7 +296,6 @@ def sample_ratios(
 
     u = (torch.arange(samples) + torch.rand(samples, generator=generator, dtype=torch.float64)) / samples
     u = u[torch.randperm(samples, generator=generator)].clamp(1e-12, 1 - 1e-12)
-    a = _alpha_bars(process, u)  # (samples,)
     e = energy[torch.arange(samples) % len(energy)]  # every image gets its share of the shuffled times
     z = torch.randn(samples, generator=generator, dtype=torch.float64)
     eps = z.square()
@@ -289,9 +303,22 @@ def sample_ratios(
         with torch.random.fork_rng(devices=[]):  # torch's gamma sampler takes no generator
             torch.random.manual_seed(seed)
             eps += torch.distributions.Chi2(torch.tensor(m - 1.0, dtype=torch.float64)).sample((samples,))  # now ‖ε‖²
-    x_t = a * e + 2 * (a * (1 - a) * e).sqrt() * z + (1 - a) * eps  # ‖x_t‖²
     second_moment = float(energy.mean() / m)
-    return Ratios(eps / x_t.clamp(min=0), x_t / m, a, second_moment, pixels, smallest, largest)
+    if isinstance(source, (str, Interpolant)):
+        source = get_objective(source)
+    if isinstance(source, Objective):
+        t = source.training_times(u)
+        c, scale = source.coefficients(t), source.input_scale(t)
+        a, noise = (c.alpha * scale).square(), (c.sigma * scale).square()
+        target = c.p.square() * e + 2 * c.p * c.q * e.sqrt() * z + c.q.square() * eps  # ‖F‖²
+        mean_target = float(c.p.square().mean()) * second_moment + float(c.q.square().mean())
+    else:
+        a = _alpha_bars(source, u)  # (samples,)
+        noise, target, mean_target = 1 - a, eps, 1.0
+    x_t = a * e + 2 * (a * noise * e).sqrt() * z + noise * eps  # ‖x‖² of the network's input
+    ratio = target / x_t.clamp(min=0)
+    means = float(noise.mean()), mean_target, second_moment
+    return Ratios(ratio, x_t / m, a, *means, pixels, smallest, largest)
 
 
 def histogram(values: Tensor, low: float, high: float, bins: int) -> Histogram:
@@ -347,14 +374,23 @@ def _count_skips(net: nn.Module) -> int:
     return len(sites_of(scaled_root(net))[0])
 
 
-def _process_name(process: Any) -> str:
-    if isinstance(process, (str, Process)):
-        return get_process(process).name
+def _source(objective: str | Objective, process: Any) -> tuple[Any, str, str]:
+    """Return the objective, or a table of ᾱ for noise prediction, and the names of process and objective."""
+    if process is None or isinstance(process, (str, Interpolant)):
+        if isinstance(objective, str) and objective in ("eps", "x0", "v"):
+            process = process or "ddpm"
+        chosen = get_objective(objective, **({} if process is None else {"process": get_process(process)}))
+        return chosen, chosen.process.name, chosen.name
+    if objective != "eps":
+        got = type(process).__name__
+        raise invalid(
+            "process", f"a name or a process with objective {objective!r}", got, "ᾱ_t alone gives ‖ε‖²/‖x_t‖²"
+        )
     if hasattr(process, "alphas_cumprod"):
-        return type(process).__name__
+        return process.alphas_cumprod, type(process).__name__, "eps"
     if hasattr(process, "add_noise") or hasattr(process, "scale_noise"):  # flow matching has no ᾱ_t
         raise invalid("process", "a scheduler with alphas_cumprod", type(process).__name__, "or pass the values of ᾱ_t")
-    return "custom ᾱ"
+    return process, "custom ᾱ", "eps"
 
 
 def _as_array(images: Any, samples: int) -> Any:
@@ -409,10 +445,7 @@ def _checked_shape(images: Any) -> tuple[int, ...]:
 
 
 def _alpha_bars(process: ProcessLike, u: Tensor) -> Tensor:
-    """ᾱ at the training times of the process for the uniforms `u`, or drawn uniformly from a table of ᾱ."""
-    if isinstance(process, (str, Process)):
-        process = get_process(process)
-        return process.alpha_bar(process.times(u))
+    """ᾱ drawn from a table by the uniforms `u`."""
     table = torch.as_tensor(process, dtype=torch.float64).cpu()
     if table.ndim != 1 or not len(table) or not bool(((table >= 0) & (table <= 1)).all()):
         expected = "a name, a Process or values of ᾱ_t between 0 and 1, such as scheduler.alphas_cumprod"

@@ -1,100 +1,33 @@
-"""Noise processes: how x_0 becomes x_t (Eq. 1), which times training draws, and the timestep the network receives.
+"""Interpolants between image and noise: x_t = α(t)·x_0 + σ(t)·ε, and the timestep that the network receives.
 
-Every process is variance preserving, x_t = √ᾱ(t)·x_0 + √(1 − ᾱ(t))·ε, so ᾱ defines it. Each process has its own
-time: t in [0, 1] for the VP-SDE, n in 1 … 1000 for the discrete schedules (n = 0 is the clean image).
-Schedules are computed in float64, because 1 − ᾱ is lost to rounding near the clean image in float32.
+| name | α | σ | time | the network receives |
+|---|---|---|---|---|
+| vp | √ᾱ | √(1 − ᾱ) | t in [0, 1] | 999·t |
+| ddpm, cosine, sd | √ᾱ_n | √(1 − ᾱ_n) | n in 1 … 1000, 0 is the clean image | n − 1; n for sd |
+| linear | 1 − t | t | t in [0, 1], pure noise at 1 | 1000·t |
+| edm | 1 | σ_min … σ_max | t in [0, 1], σ^(1/ρ) linear in t | c_noise = ln σ/4, mapped to 0 … 1000 |
+
+The first four are variance preserving, so that ᾱ defines them: a `Process` (Eq. 1). Schedules are computed in float64,
+because 1 − ᾱ is lost to rounding near the clean image in float32.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from scalelong.errors import invalid, unknown
+from scalelong.interpolant import Interpolant, Process, Time, as_float64, like
 
-Time = float | Tensor
-
-
-@dataclass(frozen=True)
-class Process(ABC):
-    """Base class. Times are numbers or tensors of any shape; methods return float64 tensors of the same shape."""
-
-    name: ClassVar[str]  # the name that `get_process` accepts
-    continuous: ClassVar[bool]  # defined by an SDE, with β(t) at every t
-    t_max: ClassVar[float]  # x_t is pure noise here; sampling starts here
-    t_min: ClassVar[float]  # solvers that step uniformly in log-SNR stop here: at t = 0 the log-SNR is infinite
-
-    @abstractmethod
-    def log_alpha_bar(self, t: Time) -> Tensor:
-        """ln ᾱ(t): 0 at t = 0, decreasing in t."""
-
-    @abstractmethod
-    def _time_of(self, log_alpha_bar: Tensor) -> Tensor:
-        """Inverse of `log_alpha_bar`."""
-
-    @abstractmethod
-    def times(self, u: Tensor) -> Tensor:
-        """Map uniform samples in (0, 1) to training times, float32."""
-
-    @abstractmethod
-    def network_time(self, t: Tensor) -> Tensor:
-        """The timestep that the network receives for time t."""
-
-    def alpha_bar(self, t: Time) -> Tensor:
-        """ᾱ(t)."""
-        return self.log_alpha_bar(t).exp()
-
-    def alpha(self, t: Time) -> Tensor:
-        """√ᾱ(t), the factor on the image."""
-        return (0.5 * self.log_alpha_bar(t)).exp()
-
-    def sigma(self, t: Time) -> Tensor:
-        """√(1 − ᾱ(t)), the factor on the noise."""
-        return (-torch.expm1(self.log_alpha_bar(t))).sqrt()
-
-    def lambda_(self, t: Time) -> Tensor:
-        """λ(t) = ln(√ᾱ/√(1 − ᾱ)), half the log-SNR, the time variable of DPM-Solver; +∞ at t = 0."""
-        log_alpha_bar = self.log_alpha_bar(t)
-        return 0.5 * (log_alpha_bar - torch.log(-torch.expm1(log_alpha_bar)))
-
-    def inverse_lambda(self, lambda_: Time) -> Tensor:
-        """Inverse of `lambda_`: ᾱ is the logistic function of 2λ, so ln ᾱ = −softplus(−2λ)."""
-        # torch's default threshold, beyond which softplus is linear, is too coarse for float64.
-        return self._time_of(-softplus(-2.0 * _float64(lambda_), threshold=50.0))
-
-    def add_noise(self, x_0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
-        """x_t = √ᾱ·x_0 + √(1 − ᾱ)·ε  (Eq. 1), in x_0's dtype.
-
-        x_0, eps: (B, …); t: (B,). t may stay on the CPU: only the two coefficients move to x_0's device.
-        """
-        return _like(self.alpha(t), x_0) * x_0 + _like(self.sigma(t), x_0) * eps
-
-    def predict_x_0(self, x_t: Tensor, eps: Tensor, t: Tensor) -> Tensor:
-        """Solve Eq. 1 for x_0."""
-        return (x_t - _like(self.sigma(t), x_t) * eps) / _like(self.alpha(t), x_t)
-
-    def predict_eps(self, x_t: Tensor, x_0: Tensor, t: Tensor) -> Tensor:
-        """Solve Eq. 1 for ε; needs t > 0."""
-        return (x_t - _like(self.alpha(t), x_t) * x_0) / _like(self.sigma(t), x_t)
-
-    def grid(self, n: int = 1000) -> Tensor:
-        """n equally spaced times t_max/n … t_max, float64; 0 is not included."""
-        return torch.arange(1, n + 1, dtype=torch.float64) * (self.t_max / n)
-
-    def betas(self, n: int = 1000) -> Tensor:
-        """β_1 … β_n with ∏_{i ≤ k}(1 − β_i) = ᾱ(t_k) on the grid, for schedulers with discrete steps."""
-        log_alpha_bar = self.log_alpha_bar(self.grid(n))
-        return -torch.expm1(torch.diff(log_alpha_bar, prepend=torch.zeros(1, dtype=torch.float64)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dict that `get_process` accepts."""
-        return {"name": self.name, **asdict(self)}
+__all__ = [
+    "DDPM", "EDM", "INTERPOLANTS", "PROCESSES", "VPSDE", "Cosine", "DiscreteProcess", "Interpolant", "Linear",
+    "Process", "StableDiffusion", "get_process", "like",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,8 +37,6 @@ class VPSDE(Process):
     beta_min: float = 0.1
     beta_max: float = 20.0
     name: ClassVar[str] = "vp"
-    continuous: ClassVar[bool] = True
-    t_max: ClassVar[float] = 1.0
     t_min: ClassVar[float] = 1e-4
 
     def __post_init__(self) -> None:
@@ -114,19 +45,19 @@ class VPSDE(Process):
 
     def beta(self, t: Time) -> Tensor:
         """β(t), the noise rate."""
-        return self.beta_min + (self.beta_max - self.beta_min) * _float64(t)
+        return self.beta_min + (self.beta_max - self.beta_min) * as_float64(t)
 
     def log_alpha_bar(self, t: Time) -> Tensor:
-        t = _float64(t)  # −∫₀ᵗ β
+        t = as_float64(t)  # −∫₀ᵗ β
         return -t * (self.beta_min + 0.5 * (self.beta_max - self.beta_min) * t)
+
+    def log_alpha_bar_slope(self, t: Time) -> Tensor:
+        return -self.beta(t)
 
     def _time_of(self, log_alpha_bar: Tensor) -> Tensor:
         # The root of the quadratic with the sum in the denominator: no cancellation as t → 0.
         integral, growth = -log_alpha_bar, self.beta_max - self.beta_min
         return 2.0 * integral / (self.beta_min + (self.beta_min**2 + 2.0 * growth * integral).sqrt())
-
-    def times(self, u: Tensor) -> Tensor:
-        return u.float()
 
     def network_time(self, t: Tensor) -> Tensor:
         return 999.0 * t
@@ -140,6 +71,7 @@ class DiscreteProcess(Process):
     first_step: ClassVar[int]  # the timestep that the network receives at n = 1
     continuous: ClassVar[bool] = False
     t_max: ClassVar[float] = 1000.0
+    t_start: ClassVar[float] = 1000.0
     t_min: ClassVar[float] = 1.0
 
     @abstractmethod
@@ -147,10 +79,15 @@ class DiscreteProcess(Process):
         """β_1 … β_1000, float64."""
 
     def log_alpha_bar(self, t: Time) -> Tensor:
-        t = _float64(t).clamp(0, self.steps)
+        t = as_float64(t).clamp(0, self.steps)
         table = _log_alpha_bar_table(self).to(t.device)
         below = t.floor().clamp(max=self.steps - 1).long()
         return torch.lerp(table[below], table[below + 1], t - below)
+
+    def log_alpha_bar_slope(self, t: Time) -> Tensor:
+        """The slope of the step that ends at or after t."""
+        above = as_float64(t).ceil().clamp(1, self.steps).long()
+        return self.steps * _log_alpha_bar_table(self).diff().to(above.device)[above - 1]
 
     def _time_of(self, log_alpha_bar: Tensor) -> Tensor:
         table = -_log_alpha_bar_table(self).to(log_alpha_bar.device)  # increasing from 0
@@ -232,30 +169,105 @@ def _log_alpha_bar_table(process: DiscreteProcess) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.float64), torch.log1p(-process.step_betas()).cumsum(0)])
 
 
+@dataclass(frozen=True)
+class Linear(Interpolant):
+    """x_t = (1 − t)·x_0 + t·ε, the straight path of flow matching: pure noise at t = 1. The network receives 1000·t."""
+
+    name: ClassVar[str] = "linear"
+    t_start: ClassVar[float] = 0.9995
+    t_min: ClassVar[float] = 1e-3
+
+    def alpha(self, t: Time) -> Tensor:
+        return 1.0 - as_float64(t)
+
+    def sigma(self, t: Time) -> Tensor:
+        return as_float64(t)
+
+    def derivatives(self, t: Time) -> tuple[Tensor, Tensor]:
+        one = torch.ones_like(as_float64(t))
+        return -one, one
+
+    def log_alpha(self, t: Time) -> Tensor:
+        return torch.log1p(-as_float64(t))
+
+    def lambda_(self, t: Time) -> Tensor:
+        return -torch.logit(as_float64(t))
+
+    def inverse_lambda(self, lambda_: Time) -> Tensor:
+        return torch.sigmoid(-as_float64(lambda_))
+
+    def network_time(self, t: Tensor) -> Tensor:
+        return 1000.0 * t
+
+
+@dataclass(frozen=True)
+class EDM(Interpolant):
+    """x_t = x_0 + σ·ε with σ^(1/ρ) linear in t from σ_min to σ_max (Karras et al., 2022, Eq. 5).
+
+    The network receives c_noise = ln σ/4 mapped linearly from its range to [0, 1000]: on the scale of c_noise itself,
+    about −1.6 to 1.1, a sinusoidal embedding made for timesteps up to 1000 is almost constant.
+    """
+
+    sigma_min: float = 0.002
+    sigma_max: float = 80.0
+    rho: float = 7.0
+    name: ClassVar[str] = "edm"
+    t_min: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_min < self.sigma_max < math.inf:
+            raise invalid("sigma_min, sigma_max", "0 < sigma_min < sigma_max", (self.sigma_min, self.sigma_max))
+        if not 0 < self.rho < math.inf:
+            raise invalid("rho", "a number > 0", self.rho)
+
+    @property
+    def prior_std(self) -> float:
+        return self.sigma_max
+
+    def _ends(self) -> tuple[float, float]:
+        return self.sigma_min ** (1 / self.rho), self.sigma_max ** (1 / self.rho)
+
+    def alpha(self, t: Time) -> Tensor:
+        return torch.ones_like(as_float64(t))
+
+    def sigma(self, t: Time) -> Tensor:
+        low, high = self._ends()
+        return (low + as_float64(t) * (high - low)) ** self.rho
+
+    def derivatives(self, t: Time) -> tuple[Tensor, Tensor]:
+        low, high = self._ends()
+        slope = self.rho * (high - low) * (low + as_float64(t) * (high - low)) ** (self.rho - 1)
+        return torch.zeros_like(slope), slope
+
+    def log_alpha(self, t: Time) -> Tensor:
+        return torch.zeros_like(as_float64(t))
+
+    def lambda_(self, t: Time) -> Tensor:
+        return -self.sigma(t).log()
+
+    def inverse_lambda(self, lambda_: Time) -> Tensor:
+        low, high = self._ends()
+        sigma = (-as_float64(lambda_)).exp().clamp(self.sigma_min, self.sigma_max)
+        return (sigma ** (1 / self.rho) - low) / (high - low)
+
+    def network_time(self, t: Tensor) -> Tensor:
+        low, high = math.log(self.sigma_min), math.log(self.sigma_max)
+        return (1000.0 * (self.sigma(t).log() - low) / (high - low)).to(t.dtype)
+
+
 PROCESSES: dict[str, type[Process]] = {kind.name: kind for kind in (VPSDE, DDPM, Cosine, StableDiffusion)}
+INTERPOLANTS: dict[str, type[Interpolant]] = {**PROCESSES, Linear.name: Linear, EDM.name: EDM}
 
 
-def get_process(spec: str | Mapping[str, Any] | Process) -> Process:
-    """Return a process by name ("vp", "ddpm", "cosine", "sd") or from a mapping: its name and any of its parameters."""
-    if isinstance(spec, Process):
+def get_process(spec: str | Mapping[str, Any] | Interpolant) -> Any:
+    """Return an interpolant by name, a key of `INTERPOLANTS`, or from a mapping: its name and any of its parameters."""
+    if isinstance(spec, Interpolant):
         return spec
     settings = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = str(settings.pop("name", ""))
-    if name not in PROCESSES:
-        raise unknown("process", name, PROCESSES)
-    known = [field.name for field in fields(PROCESSES[name])]
+    if name not in INTERPOLANTS:
+        raise unknown("process", name, INTERPOLANTS)
+    known = [field.name for field in fields(INTERPOLANTS[name])]
     for key in settings.keys() - set(known):
         raise unknown(f"parameter of process {name!r}", key, known)
-    return PROCESSES[name](**settings)
-
-
-def _float64(value: Time) -> Tensor:
-    if isinstance(value, Tensor) and value.device.type == "mps":  # no float64 on MPS
-        value = value.cpu()
-    return torch.as_tensor(value, dtype=torch.float64)
-
-
-def _like(coefficient: Tensor, x: Tensor) -> Tensor:
-    """Reshape (B,) float64 to (B, 1, …) with x's dtype and device; a scalar stays a scalar."""
-    coefficient = coefficient.to(device=x.device, dtype=x.dtype)
-    return coefficient.reshape(-1, *[1] * (x.ndim - 1)) if coefficient.ndim else coefficient
+    return INTERPOLANTS[name](**settings)

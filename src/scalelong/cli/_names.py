@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from scalelong._objectives import OBJECTIVES, PROCESSES  # noqa: F401
 from scalelong.errors import unknown
 
 SAMPLERS = (
@@ -15,7 +16,13 @@ METRICS = (
     "clip-score",
 )  # fmt: skip
 PRECISIONS = ("fp32", "bf16", "fp16")
-PROCESSES = ("vp", "ddpm", "cosine", "sd")
+SCHEDULERS = (
+    "DDIMScheduler", "DDPMScheduler", "DEISMultistepScheduler", "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler", "EulerAncestralDiscreteScheduler", "EulerDiscreteScheduler",
+    "HeunDiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "KDPM2DiscreteScheduler", "LMSDiscreteScheduler",
+    "PNDMScheduler", "UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler",
+    "EDMEulerScheduler", "EDMDPMSolverMultistepScheduler",
+)  # fmt: skip
 DATASETS = ("digits", "fashion-mnist", "cifar10", "shapes", "emoji", "celeba64", "imagenet64", "coco")
 
 

@@ -85,8 +85,16 @@ Weights = Annotated[
 Sampler = Annotated[
     str | None,
     Option(
-        help=f"{', '.join(names.SAMPLERS[:-1])} or {names.SAMPLERS[-1]}. Default: the run's.",
-        autocompletion=names.one_of(names.SAMPLERS),
+        help=f"{', '.join(names.SAMPLERS)}, or a scheduler of diffusers such as {names.SCHEDULERS[-2]}. "
+        "Default: the run's.",
+        autocompletion=names.one_of((*names.SAMPLERS, *names.SCHEDULERS)),
+    ),
+]
+Objective = Annotated[
+    str | None,
+    Option(
+        help=f"What the network predicts: {', '.join(names.OBJECTIVES)}. Default: the preset's.",
+        autocompletion=names.one_of(tuple(names.OBJECTIVES)),
     ),
 ]
 SamplerSteps = Annotated[int | None, Option(help="Network evaluations per image. Default: the run's.")]
@@ -160,7 +168,8 @@ def check_counts(**counts: int | None) -> None:
 
 def check_sampling(sampler: str | None, precision: str, extractor: str | None = None) -> None:
     """Check names before torch is imported, which takes a second or two."""
-    names.check_name("sampler", sampler, names.SAMPLERS)
+    if sampler is None or not sampler.endswith("Scheduler"):  # diffusers' names are checked where it is imported
+        names.check_name("sampler", sampler, (*names.SAMPLERS, *names.SCHEDULERS))
     names.check_name("precision", precision, names.PRECISIONS)
     names.check_name("extractor", extractor, names.EXTRACTORS)
 
@@ -190,7 +199,7 @@ def sampling_request(
     config: Config, *, sampler: str | None, steps: int | None, guidance: float | None, precision: str, **options: Any
 ) -> Request:
     """Complete the options of sampling with the defaults of a run, and check them before any work starts."""
-    from scalelong.diffusion import get_process
+    from scalelong.diffusion import get_objective
     from scalelong.diffusion.samplers import get_sampler
     from scalelong.runs.generate import Request, autocast_type
 
@@ -202,7 +211,7 @@ def sampling_request(
         precision=precision,
         **options,
     )
-    get_sampler(request.sampler).check(get_process(config.diffusion.process), request.steps)
+    get_sampler(request.sampler).check(get_objective(config.diffusion.spec()), request.steps)
     autocast_type(precision)
     request.clips(config)
     return request

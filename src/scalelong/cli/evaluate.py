@@ -218,6 +218,7 @@ def _print(evaluation: Evaluation) -> None:
             if one.extractor != card.extractor
         },
         "reference from": reference.source,
+        "objective": generation.objective,
         "sampler": generation.sampler,
         "evaluations per sample": generation.evaluations,
         "guidance": generation.guidance,

@@ -27,6 +27,7 @@ def train(
         ),
     ] = None,
     kappa: Annotated[float | None, Option(help="κ of cs, cs-reverse and uniform.")] = None,
+    objective: shared.Objective = None,
     data: shared.DataName = None,
     image_size: shared.ImageSize = None,
     channels: shared.Channels = None,
@@ -49,6 +50,8 @@ def train(
 
       scalelong train cifar10-tiny --scaling cs --kappa 0.7 --steps 5000
 
+      scalelong train digits-uvit --objective flow
+
       scalelong train --data photos/ --holdout 0.05
 
       scalelong train --config my.yaml --set train.lr=5e-4
@@ -67,7 +70,7 @@ def train(
     )  # fmt: skip
     options: dict[str, Any] = {
         "scaling": scaling, "kappa": kappa, "steps": steps, "batch_size": batch_size, "seed": seed,
-        "settings": settings or [],
+        "objective": objective, "settings": settings or [],
     }  # fmt: skip
     chosen = choose(begun.config, **options)
     folder = out or default_out(chosen)
@@ -225,6 +228,7 @@ def compare(
     seeds: Annotated[str, Option(help="Number of seeds, or a list of seeds such as 4,7.")] = "3",
     steps: Annotated[int | None, Option(help="Steps of every run.")] = None,
     kappa: Annotated[float | None, Option(help="κ of cs and cs-reverse.")] = None,
+    objective: shared.Objective = None,
     data: shared.DataName = None,
     image_size: shared.ImageSize = None,
     channels: shared.Channels = None,
@@ -259,7 +263,7 @@ def compare(
     """
     from scalelong.experiments.plan import DistanceSpec, parse_seeds, scaling_variants
     from scalelong.runs.run import Run
-    from scalelong.training.presets import start_name
+    from scalelong.training.presets import choose, start_name
 
     names.check_name("distance", distance, (*names.EXTRACTORS, "none"))
     chosen_seeds = parse_seeds(seeds)
@@ -267,10 +271,10 @@ def compare(
         preset, config, settings, steps=steps, data=data, image_size=image_size, channels=channels,
         background=background, holdout=holdout, skip_bad=skip_bad, quiet=quiet,
     )  # fmt: skip
-    folder = out or Path("runs") / f"compare-{start_name(begun.config)}"
+    folder = out or Path("runs") / f"compare-{start_name(choose(begun.config, objective=objective))}"
     earlier = next((run for path in sorted(folder.glob("*-seed*")) if (run := Run(path)).exists), None)
     start = begun.config if earlier is None else begun.resumed(earlier.config)
-    variants = scaling_variants(start, scalings, kappa=kappa, steps=steps, settings=settings or [])
+    variants = scaling_variants(start, scalings, kappa=kappa, steps=steps, objective=objective, settings=settings or [])
 
     from scalelong.experiments.compare import print_comparison, run_comparison
     from scalelong.report import write_report

@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from scalelong._text import number
-from scalelong.cli._names import EXTRACTORS, PROCESSES, check_name, complete_data, one_of
+from scalelong.cli._names import EXTRACTORS, OBJECTIVES, PROCESSES, check_name, complete_data, one_of
 from scalelong.cli._shared import Figure, Json, RunFolder, check_figure, console, echo_json, print_lines, print_table
 
 if TYPE_CHECKING:
@@ -34,8 +34,16 @@ def kappa(
     ],
     skips: Annotated[int, Option(min=1, help="N, the number of long skips of the network.")],
     process: Annotated[
-        str, Option(help="The noise process: ddpm, vp, cosine or sd.", autocompletion=one_of(PROCESSES))
-    ] = "ddpm",
+        str | None,
+        Option(
+            help=f"The noise process: {', '.join(PROCESSES)}. Default: ddpm, or the objective's own.",
+            autocompletion=one_of(PROCESSES),
+        ),
+    ] = None,
+    objective: Annotated[
+        str,
+        Option(help=f"What the network predicts: {', '.join(OBJECTIVES)}.", autocompletion=one_of(tuple(OBJECTIVES))),
+    ] = "eps",
     image_size: Annotated[int | None, Option(help="Crop and resize the images to this size first.")] = None,
     samples: Annotated[int, Option(min=1, help="Number of (image, time, noise) draws.")] = 50_000,
     seed: Annotated[int, Option(help="Seed of the draws.")] = 0,
@@ -44,11 +52,14 @@ def kappa(
 ) -> None:
     """Propose κ for CS from a dataset's ‖ε‖²/‖x_t‖² and the number of long skips (Section 4.1).
 
+    With another --objective the ratio is that of its target to the network's input: ‖F‖²/‖c_in·x_t‖².
+
     --figure draws Fig. 3a and 3b for the dataset.
 
     Example: scalelong kappa --data cifar10 --skips 6
     """
     check_name("process", process, PROCESSES)
+    check_name("objective", objective, tuple(OBJECTIVES))
     check_figure(figure)
 
     from scalelong.data.prepare import load_prepared
@@ -57,7 +68,9 @@ def kappa(
     from scalelong.report.figures import draw_kappa, save_figure
 
     images = load_prepared(data, image_size=image_size).images
-    estimate = estimate_kappa(images, skips, process=process, samples=samples, seed=seed, progress=track)
+    estimate = estimate_kappa(
+        images, skips, process=process, objective=objective, samples=samples, seed=seed, progress=track
+    )
     if figure is not None:
         save_figure(draw_kappa(estimate, data), figure)
     if json:
@@ -71,8 +84,10 @@ def kappa(
 def _print_kappa(estimate: KappaEstimate, data: str) -> None:
     quantiles = {f"{level:.0%}": f"{value:.2f}" for level, value in estimate.quantiles.items()}
     means = (f"{estimate.mean_ratio:.2f}", f"{estimate.ratio_of_means:.2f}", f"{estimate.share_below_5:.1%}")
-    title = f"‖ε‖²/‖x_t‖² of {data}, {estimate.process}, {estimate.samples} samples"
-    caption = "of means: E‖ε‖²/E‖x_t‖²; the last columns are quantiles"
+    eps = estimate.objective == "eps"
+    ratio = "‖ε‖²/‖x_t‖²" if eps else f"‖target‖²/‖network input‖² of objective {estimate.objective},"
+    title = f"{ratio} of {data}, {estimate.process}, {estimate.samples} samples"
+    caption = f"of means: {'E‖ε‖²/E‖x_t‖²' if eps else 'ratio of the mean norms'}; the last columns are quantiles"
     columns = ("mean", "of means", "< 5", *quantiles)
     print_table(title, columns, [(*means, *quantiles.values())], left=0, caption=caption)
     choices = [

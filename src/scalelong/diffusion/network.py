@@ -1,4 +1,4 @@
-"""How training and sampling call a network: `eps = net(x, t, y=labels, context=text_tokens)`, the loss, and guidance.
+"""How training and sampling call a network: `net(x, t, y=labels, context=text_tokens)`, the loss, and guidance.
 
 Any callable works. A condition that is None is not passed, so unconditional networks need no such arguments.
 """
@@ -11,16 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalelong.diffusion.samplers import EpsFn
+from scalelong.diffusion.samplers import PredictFn, both
 from scalelong.errors import InvalidValueError, invalid
-from scalelong.process import Process
+from scalelong.objective import Denoised, Objective, get_objective
+from scalelong.process import Interpolant, like
 
 Network = Callable[..., Tensor]
+Spec = Interpolant | Objective  # a process means noise prediction on it
 Conditions = dict[str, Tensor]  # y: (B,) labels, context: (B, L, D) text tokens
 
 
 class Denoiser(nn.Module):
-    """Adapts a network to `eps = net(x, t, y=, context=)`.
+    """Adapts a network to `output = net(x, t, y=, context=)`.
 
     Supports U-ViT, diffusers' `UNet2DModel` and `UNet2DConditionModel`, and any network with U-ViT's arguments,
     also inside DDP or `torch.compile`.
@@ -53,17 +55,28 @@ def make_conditions(y: Tensor | None = None, context: Tensor | None = None) -> C
     return {name: value for name, value in (("y", y), ("context", context)) if value is not None}
 
 
-def predict_noise(
-    net: Network, process: Process, x_t: Tensor, t: Tensor, conditions: Conditions, extra: Tensor | None = None
+def predict(
+    net: Network, objective: Objective, x_t: Tensor, t: Tensor, conditions: Conditions, extra: Tensor | None = None
 ) -> Tensor:
-    """ε̂(x_t + extra, t): (B, …), at least float32. t is in the process's own time."""
-    x_t = x_t if extra is None else x_t + extra
-    eps = net(x_t, process.network_time(t).to(x_t.device), **conditions)
-    if not isinstance(eps, Tensor):
-        raise invalid("the network's output", "a tensor", type(eps).__name__, "wrap it in Denoiser, or unpack it")
-    if eps.shape != x_t.shape:
-        raise invalid("the network's output shape", f"its input's, {tuple(x_t.shape)}", tuple(eps.shape))
-    return eps.to(torch.promote_types(eps.dtype, torch.float32))
+    """The network's output F̂ at x_t and t: (B, …), at least float32. t is in the process's own time.
+
+    `extra` is added to the network's input.
+    """
+    x, time = objective.network_inputs(x_t, t)
+    output = net(x if extra is None else x + extra, time, **conditions)
+    if not isinstance(output, Tensor):
+        raise invalid("the network's output", "a tensor", type(output).__name__, "wrap it in Denoiser, or unpack it")
+    if output.shape != x_t.shape:
+        raise invalid("the network's output shape", f"its input's, {tuple(x_t.shape)}", tuple(output.shape))
+    return output.to(torch.promote_types(output.dtype, torch.float32))
+
+
+def predict_noise(
+    net: Network, objective: Spec, x_t: Tensor, t: Tensor, conditions: Conditions, extra: Tensor | None = None
+) -> Tensor:
+    """ε̂(x_t, t), whatever the network predicts: (B, …), at least float32."""
+    objective = get_objective(objective)
+    return objective.noise(x_t, predict(net, objective, x_t, t, conditions, extra), t)
 
 
 def null_like(name: str, condition: Tensor, null: Any) -> Tensor:
@@ -94,7 +107,7 @@ def drop_conditions(conditions: Conditions, drop: Tensor | None, nulls: dict[str
 
 def simple_loss(
     net: Network,
-    process: Process,
+    objective: Spec,
     x_0: Tensor,
     t: Tensor,
     eps: Tensor,
@@ -106,11 +119,13 @@ def simple_loss(
     null_context: Tensor | None = None,
     extra: Tensor | None = None,
 ) -> Tensor:
-    """L_simple = E‖ε − ε̂(x_t, t)‖² with x_t of Eq. 1 (Eq. 2, as a mean over elements), per sample: (B,).
+    """w(t)·‖F − F̂(x_t, t)‖² of the objective as a mean over elements, per sample: (B,).
 
+    For a process, or objective "eps", this is the paper's L_simple = E‖ε − ε̂(x_t, t)‖² (Eq. 2), with x_t of Eq. 1.
     The function draws nothing: t, eps and drop are arguments, so the loss is a deterministic function of them.
 
     Args:
+        objective: what the network predicts; a process means noise prediction on it.
         x_0, eps: images and noise, (B, …).
         t: times in the process's own unit, (B,).
         y, context: labels (B,) and text tokens (B, L, D).
@@ -118,55 +133,73 @@ def simple_loss(
         null_y, null_context: the null label and the tokens of the empty prompt.
         extra: noise added to the network's input but not to the target, (B, …), as in Fig. 3c.
     """
+    objective = get_objective(objective)
     conditions = drop_conditions(make_conditions(y, context), drop, {"y": null_y, "context": null_context})
-    x_t = process.add_noise(x_0, eps, t)
-    predicted = predict_noise(net, process, x_t, t, conditions, extra)
-    return (eps - predicted).square().flatten(1).mean(1)
+    x_t = objective.process.add_noise(x_0, eps, t)
+    predicted = predict(net, objective, x_t, t, conditions, extra)
+    losses = (objective.target_of(x_0, eps, t) - predicted).square().flatten(1).mean(1)
+    weights = objective.loss_weights(t)
+    return losses if weights is None else like(weights, losses) * losses
 
 
 def guided(
     net: Network,
-    process: Process,
+    objective: Spec,
     guidance: float = 1.0,
     *,
     y: Tensor | None = None,
     context: Tensor | None = None,
     null_y: Any = None,
     null_context: Any = None,
-) -> EpsFn:
-    """ε̂ = ε̂(null) + g·(ε̂(condition) − ε̂(null))  (Ho & Salimans, 2022), with g as in diffusers.
+) -> PredictFn:
+    """F̂ = F̂(null) + g·(F̂(condition) − F̂(null))  (Ho & Salimans, 2022), with g as in diffusers.
 
-    g = 1 is the conditional network and g = 0 the unconditional one; each makes one plain call. Any other g makes one
-    call with both halves in the batch. The paper's scale s, ε̂(condition) + s·(ε̂(condition) − ε̂(null)), is g − 1.
+    x̂_0 and ε̂ are affine in F̂, so guiding one guides all of them. The result predicts ε̂ for noise prediction, and both
+    x̂_0 and ε̂ (`Denoised`) for every other objective. g = 1 is the conditional network and g = 0 the unconditional
+    one; each makes one plain call. Any other g makes one call with both halves in the batch. The paper's scale s,
+    ε̂(condition) + s·(ε̂(condition) − ε̂(null)), is g − 1.
 
     Args:
+        objective: what the network predicts; a process means noise prediction on it.
         y, context: labels (B,) and text tokens (B, L, D).
         null_y, null_context: the null label and the tokens of the empty prompt, as in training.
     """
-    conditions = make_conditions(y, context)
+    objective = get_objective(objective)
+    output = _guided_output(
+        net, objective, guidance, make_conditions(y, context), {"y": null_y, "context": null_context}
+    )
+    if objective.name == "eps":
+        return output  # samplers form x̂_0 with the coefficients of their own steps
+    return lambda x, t: objective.denoised(x, output(x, t), t)
+
+
+def _guided_output(
+    net: Network, objective: Objective, guidance: float, conditions: Conditions, nulls: dict[str, Any]
+) -> Callable[[Tensor, Tensor], Tensor]:
     if guidance == 1.0:
-        return partial(predict_noise, net, process, conditions=conditions)
+        return partial(predict, net, objective, conditions=conditions)
     if not conditions:
         raise InvalidValueError(f"guidance must be 1 without a condition, got {guidance:g}; pass y or context")
-    nulls = {"y": null_y, "context": null_context}
     null = {name: null_like(name, value, nulls[name]) for name, value in conditions.items()}
     if guidance == 0.0:
-        return partial(predict_noise, net, process, conditions=null)
-    both = {name: torch.cat([null[name], conditions[name]]) for name in conditions}
+        return partial(predict, net, objective, conditions=null)
+    pairs = {name: torch.cat([null[name], conditions[name]]) for name in conditions}
 
-    def eps_fn(x: Tensor, t: Tensor) -> Tensor:
+    def output(x: Tensor, t: Tensor) -> Tensor:
         x, t = torch.cat([x, x]), torch.cat([t, t])  # (2B, …)
-        null_eps, eps = predict_noise(net, process, x, t, both).chunk(2)
-        return null_eps + guidance * (eps - null_eps)
+        without, conditional = predict(net, objective, x, t, pairs).chunk(2)
+        return without + guidance * (conditional - without)
 
-    return eps_fn
+    return output
 
 
-def clip_denoised(eps_fn: EpsFn, process: Process, low: float = -1.0, high: float = 1.0) -> EpsFn:
+def clip_denoised(predict_fn: PredictFn, process: Interpolant, low: float = -1.0, high: float = 1.0) -> PredictFn:
     """Clamp the predicted image x̂_0 to [low, high] and return the noise that implies it, as DDPM does for pixels."""
 
-    def clipped(x: Tensor, t: Tensor) -> Tensor:
-        x_0 = process.predict_x_0(x, eps_fn(x, t), t).clamp(low, high)
-        return process.predict_eps(x, x_0, t)
+    def clipped(x: Tensor, t: Tensor) -> Tensor | Denoised:
+        predicted = predict_fn(x, t)
+        x_0 = both(predicted, x, t, process).x_0.clamp(low, high)
+        eps = process.predict_eps(x, x_0, t)
+        return Denoised(x_0, eps) if isinstance(predicted, Denoised) else eps
 
     return clipped

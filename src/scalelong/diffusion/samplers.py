@@ -1,4 +1,4 @@
-"""Samplers by name, behind one contract: `x_0 = sampler(eps_fn, x_T, process, steps, noise)`.
+"""Samplers by name, behind one contract: `x_0 = sampler(predict, x_T, process, steps, noise)`.
 
 | name | method | in the paper |
 |---|---|---|
@@ -11,6 +11,8 @@
 | dpm-solver++ | DPM-Solver++(2M) | |
 | dpm-solver++3s | DPM-Solver++, singlestep of order 3, uniform in time | COCO |
 
+They use x̂_0 and ε̂ only, so they serve every objective and, the first two aside, every interpolant. On `linear` ddim is
+Euler's method for flow matching, on `edm` Karras et al.'s. `get_sampler` also takes the name of a diffusers scheduler.
 A step is one network evaluation in every sampler, so that budgets compare.
 """
 
@@ -25,11 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalelong.errors import invalid, unknown
-from scalelong.process import VPSDE, Process
+from scalelong.errors import invalid
+from scalelong.objective import Denoised, Objective
+from scalelong.process import VPSDE, Interpolant
 
-EpsFn = Callable[[Tensor, Tensor], Tensor]
-"""ε̂(x, t): x (B, …), t (B,) in the process's own time → (B, …)."""
+PredictFn = Callable[[Tensor, Tensor], Tensor | Denoised]
+"""x (B, …), t (B,) in the process's own time → ε̂ (B, …), or `Denoised`: x̂_0 and ε̂."""
 
 NoiseFn = Callable[[int], Tensor]
 """The k-th draw of N(0, I) for this batch, (B, …): a function of k and the image indices, not of a random stream."""
@@ -40,25 +43,27 @@ class Sampler:
     """A sampler and what the caller must know before running it."""
 
     name: str
-    function: Callable[..., Tensor]  # (eps_fn, x_T, process, steps, noise)
+    function: Callable[..., Tensor]  # (predict, x_T, process, steps, noise)
     default_steps: int
     stochastic: bool = False  # uses `noise`; the others are functions of x_T alone
-    continuous_only: bool = False  # needs β(t) at every t
+    continuous_only: bool = False  # needs β(t) at every t: process "vp" alone
     max_steps: int | None = None
 
     def __call__(
-        self, eps_fn: EpsFn, x_T: Tensor, process: Process, steps: int | None = None, noise: NoiseFn | None = None
-    ) -> Tensor:
-        """Map x_T ~ N(0, I), (B, …), to images. Stochastic samplers need `noise`."""
+        self, predict: PredictFn, x_T: Tensor, process: Interpolant, steps: int | None = None,
+        noise: NoiseFn | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Map x_T ~ N(0, prior_std²·I), (B, …), to images. Stochastic samplers need `noise`."""
         steps = self.check(process, steps)
         if self.stochastic and noise is None:
             raise invalid("noise", "a function k → (B, …)", None, f"sampler {self.name!r} is stochastic")
-        return self.function(eps_fn, x_T, process, steps, noise)
+        return self.function(predict, x_T, process, steps, noise)
 
-    def check(self, process: Process, steps: int | None = None) -> int:
+    def check(self, process: Interpolant | Objective, steps: int | None = None) -> int:
         """Return `evaluations(steps)`, or raise `InvalidValueError` if this sampler cannot run them on this process."""
         steps = self.evaluations(steps)
-        if self.continuous_only and not process.continuous:
+        process = process.process if isinstance(process, Objective) else process
+        if self.continuous_only and not isinstance(process, VPSDE):
             others = ", ".join(name for name, sampler in SAMPLERS.items() if not sampler.continuous_only)
             expected = f"continuous in time ('vp') for sampler {self.name!r}"
             raise invalid("the process", expected, process.name, f"or use one of {others}")
@@ -76,9 +81,22 @@ def get_sampler(name: str | Sampler) -> Sampler:
     """Return a sampler by name."""
     if isinstance(name, Sampler):
         return name
-    if name not in SAMPLERS:
-        raise unknown("sampler", name, SAMPLERS)
-    return SAMPLERS[name]
+    if name in SAMPLERS:
+        return SAMPLERS[name]
+    from scalelong.diffusion.schedulers import scheduler_sampler
+
+    return scheduler_sampler(name)
+
+
+def both(predicted: Tensor | Denoised, x: Tensor, t: Tensor, process: Interpolant) -> Denoised:
+    """Complete a prediction of ε̂ by the x̂_0 that it implies."""
+    if isinstance(predicted, Denoised):
+        return predicted
+    return Denoised(process.predict_x_0(x, predicted, t), predicted)
+
+
+def _noise_of(predicted: Tensor | Denoised) -> Tensor:
+    return predicted.eps if isinstance(predicted, Denoised) else predicted
 
 
 def _times(x: Tensor, t: float) -> Tensor:
@@ -110,10 +128,10 @@ def _euler_steps(process: VPSDE, steps: int, stochastic: bool) -> list[tuple[flo
     return plan
 
 
-def _euler(eps_fn: EpsFn, x: Tensor, process: Process, steps: int, noise: NoiseFn, stochastic: bool) -> Tensor:
+def _euler(predict: PredictFn, x: Tensor, process: Interpolant, steps: int, noise: NoiseFn, stochastic: bool) -> Tensor:
     assert isinstance(process, VPSDE)  # checked in Sampler.check
     for k, (t, keep, drift, size) in enumerate(_euler_steps(process, steps, stochastic)):
-        x = keep * x - drift * eps_fn(x, _times(x, t))
+        x = keep * x - drift * _noise_of(predict(x, _times(x, t)))
         if size:
             x = x + size * noise(k)
     return x
@@ -143,24 +161,25 @@ class _Point(NamedTuple):
 
 
 @lru_cache(maxsize=4096)  # every batch visits the same points
-def _point(process: Process, lambda_: float) -> _Point:
+def _point(process: Interpolant, lambda_: float) -> _Point:
     t = float(process.inverse_lambda(lambda_))
-    return _Point(lambda_, t, 0.5 * float(process.log_alpha_bar(t)), float(process.sigma(t)))
+    return _Point(lambda_, t, float(process.log_alpha(t)), float(process.sigma(t)))
 
 
-def _dpm_solver_fast(eps_fn: EpsFn, x: Tensor, process: Process, steps: int, noise: NoiseFn) -> Tensor:
-    """From t_max to t_min in steps that are uniform in λ."""
+def _dpm_solver_fast(predict: PredictFn, x: Tensor, process: Interpolant, steps: int, noise: NoiseFn) -> Tensor:
+    """From t_start to t_min in steps that are uniform in λ."""
     orders = singlestep_orders(steps)
-    ends = float(process.lambda_(process.t_max)), float(process.lambda_(process.t_min))
+    ends = float(process.lambda_(process.t_start)), float(process.lambda_(process.t_min))
     lambdas = np.linspace(*ends, len(orders) + 1).tolist()
     for order, (start, end) in zip(orders, pairwise(lambdas), strict=True):
-        x = _singlestep(order, eps_fn, x, process, start, end)
+        x = _singlestep(order, predict, x, process, start, end)
     return x
 
 
-def _singlestep(order: int, eps_fn: EpsFn, x: Tensor, process: Process, start: float, end: float) -> Tensor:
+def _singlestep(order: int, predict: PredictFn, x: Tensor, process: Interpolant, start: float, end: float) -> Tensor:
     """One step of DPM-Solver-1, -2 (Algorithm 1) or -3 (Algorithm 2, r_1 = 1/3, r_2 = 2/3)."""
     s, t, h = _point(process, start), _point(process, end), end - start
+    eps_fn = lambda x, t: _noise_of(predict(x, t))  # noqa: E731
     eps = eps_fn(x, _times(x, s.t))
     if order == 1:
         return _first_order(x, eps, s, t)
@@ -187,22 +206,25 @@ def _first_order(x: Tensor, eps: Tensor, s: _Point, t: _Point) -> Tensor:
 # COCO, the evaluations are uniform in time, so the inner points of a step are at uneven shares r_1, r_2 of its λ.
 
 
-def _dpm_solver_plus_plus_3s(eps_fn: EpsFn, x: Tensor, process: Process, steps: int, noise: NoiseFn) -> Tensor:
-    """From t_max to t_min. A step of order k spends k evaluations and covers k intervals of the time grid."""
-    times = torch.linspace(process.t_max, process.t_min, steps + 1, dtype=torch.float64)
+def _dpm_solver_plus_plus_3s(predict: PredictFn, x: Tensor, process: Interpolant, steps: int, noise: NoiseFn) -> Tensor:
+    """From t_start to t_min. A step of order k spends k evaluations and covers k intervals of the time grid."""
+    times = torch.linspace(process.t_start, process.t_min, steps + 1, dtype=torch.float64)
     points = [_point(process, lambda_) for lambda_ in process.lambda_(times).tolist()]
     first = 0
     for order in singlestep_orders(steps):
-        x = _image_step(eps_fn, x, points[first : first + order + 1])
+        x = _image_step(predict, x, points[first : first + order + 1])
         first += order
     return x
 
 
-def _image_step(eps_fn: EpsFn, x: Tensor, points: list[_Point]) -> Tensor:
+def _image_step(predict: PredictFn, x: Tensor, points: list[_Point]) -> Tensor:
     """One step from the first to the last point, of order len(points) − 1."""
 
     def image(x: Tensor, at: _Point) -> Tensor:
-        return (x - at.sigma * eps_fn(x, _times(x, at.t))) / exp(at.log_alpha)
+        predicted = predict(x, _times(x, at.t))
+        if isinstance(predicted, Denoised):
+            return predicted.x_0
+        return (x - at.sigma * predicted) / exp(at.log_alpha)
 
     def toward(at: _Point) -> Tensor:  # exact for constant x̂
         return (at.sigma / s.sigma) * x - (exp(at.log_alpha) * expm1(s.lambda_ - at.lambda_)) * x_0
@@ -225,13 +247,14 @@ def _image_step(eps_fn: EpsFn, x: Tensor, points: list[_Point]) -> Tensor:
 
 
 # ------------------------------------------------- DDPM, DDIM and DPM-Solver++ on a grid of 1000 steps
-# One update in the predicted image x̂ = (x − σ_s·ε̂)/α_s, from time s to the next time t, with λ = ln(α/σ) and
-# h = λ_t − λ_s:
+# One update in the predicted image x̂, for noise prediction (x − σ_s·ε̂)/α_s, from time s to the next time t, with
+# λ = ln(α/σ) and h = λ_t − λ_s:
 #     DDIM, η = 0        x ← (σ_t/σ_s)·x + α_t(1 − e^(−h))·x̂
 #     DPM-Solver++(2M)   the same with x̂ + (h/2h')·(x̂ − x̂') for x̂, where x̂' and h' are those of the step before
 #     DDPM               x ← (σ_t/σ_s)e^(−h)·x + α_t(1 − e^(−2h))·x̂ + σ_t√(1 − e^(−2h))·noise, its smaller variance;
 #                        with σ_s for σ_t in front of the root, its larger variance β
-# The N times are evenly spaced from the last ("trailing"). At the end, t = 0, x is x̂. Results equal diffusers'
+# The N times are evenly spaced from the last ("trailing"). At the end, t = 0, x is x̂. Where α_s = 0 (zero terminal SNR)
+# λ_s = −∞ and the formulas hold in the limit. Results equal diffusers'
 # DPMSolverMultistepScheduler of order 1 and 2 (tested) without its work at every step, and N need not divide 1000
 # (DDIMScheduler then steps by 1000 // N).
 
@@ -256,7 +279,7 @@ class _GridStep(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _grid_steps(kind: str, process: Process, steps: int) -> list[_GridStep]:
+def _grid_steps(kind: str, process: Interpolant, steps: int) -> list[_GridStep]:
     """Coefficients of every step, in float64."""
     times = process.grid(GRID)[trailing_indices(steps)]
     alphas, sigmas = [*process.alpha(times).tolist(), 1.0], [*process.sigma(times).tolist(), 0.0]
@@ -276,11 +299,15 @@ def _grid_steps(kind: str, process: Process, steps: int) -> list[_GridStep]:
     return plan
 
 
-def _grid_sampler(eps_fn: EpsFn, x: Tensor, process: Process, steps: int, noise: NoiseFn, kind: str) -> Tensor:
+def _grid_sampler(predict: PredictFn, x: Tensor, process: Interpolant, steps: int, noise: NoiseFn, kind: str) -> Tensor:
     previous = None
     for k, step in enumerate(_grid_steps(kind, process, steps)):
-        eps = eps_fn(x, _times(x, step.t))
-        image = torch.sub(x, eps, alpha=step.sigma).div_(step.alpha)
+        t = _times(x, step.t)
+        predicted = predict(x, t)
+        if isinstance(predicted, Denoised) or not step.alpha:
+            image = both(predicted, x, t, process).x_0
+        else:
+            image = torch.sub(x, predicted, alpha=step.sigma).div_(step.alpha)
         x = (step.keep * x).add_(image, alpha=step.image)
         if previous is not None and step.previous:
             x.add_(previous, alpha=step.previous)

@@ -11,9 +11,10 @@ from scalelong._modules import device_of, evaluating
 from scalelong.counter import Stream
 from scalelong.diffusion.network import Network, guided, make_conditions
 from scalelong.diffusion.network import clip_denoised as clip_prediction
-from scalelong.diffusion.samplers import EpsFn, Sampler, get_sampler
+from scalelong.diffusion.samplers import PredictFn, Sampler, get_sampler
 from scalelong.errors import ScaleLongError, invalid
-from scalelong.process import Process, get_process
+from scalelong.objective import Objective, get_objective
+from scalelong.process import Interpolant
 
 FAR = 1.5
 
@@ -48,7 +49,7 @@ def sample(
     net: Network,
     n: int,
     shape: Sequence[int],
-    process: str | Process,
+    process: str | Interpolant | Objective,
     *,
     sampler: str | Sampler = "dpm-solver-fast",
     steps: int | None = None,
@@ -72,6 +73,8 @@ def sample(
     image. The global random state is not used. Arguments are validated before the first batch is requested.
 
     Args:
+        process: the objective of training, or the process of a network that predicts noise.
+        sampler: one of `SAMPLERS`, or the name of a diffusers scheduler.
         y: labels (n,), or one label for all images.
         context: text tokens (n, L, D), or (L, D) for all images.
         guidance, null_y, null_context: see `guided`.
@@ -81,26 +84,26 @@ def sample(
         clip_denoised: clamp the predicted x_0 to [−1, 1] at every step.
         check: called with every batch before `clip`, for example a `RangeCheck`.
     """
-    process, sampler = get_process(process), get_sampler(sampler)
-    steps = sampler.check(process, steps)
+    objective, sampler = get_objective(process), get_sampler(sampler)
+    process, steps = objective.process, sampler.check(objective, steps)
     for name, value, least in (("n", n, 0), ("batch_size", batch_size, 1)):
         if value < least:
             raise invalid(name, f"an integer >= {least}", value)
     target = torch.device(device) if device is not None else device_of(net)
     conditions = make_conditions(_per_image("y", y, n, 1), _per_image("context", context, n, 3))
 
-    def prediction(start: int, count: int) -> EpsFn:
+    def prediction(start: int, count: int) -> PredictFn:
         rows = {name: value[start : start + count].to(target) for name, value in conditions.items()}
-        eps_fn = guided(net, process, guidance, **rows, null_y=null_y, null_context=null_context)
-        return clip_prediction(eps_fn, process) if clip_denoised else eps_fn
+        predict = guided(net, objective, guidance, **rows, null_y=null_y, null_context=null_context)
+        return clip_prediction(predict, process) if clip_denoised else predict
 
     def batch(start: int, count: int) -> Tensor:
         def noise(k: int) -> Tensor:
             return counter.normal(seed, Stream.SAMPLE, k + 1, first + start, count, shape).to(target)
 
-        eps_fn = prediction(start, count)
+        predict = prediction(start, count)
         with torch.no_grad(), torch.autocast(target.type, autocast, enabled=autocast is not None), evaluating(net):
-            x = sampler(eps_fn, noise(-1), process, steps, noise)
+            x = sampler(predict, process.prior_std * noise(-1), process, steps, noise)
         if not x.isfinite().all():
             raise ScaleLongError(
                 f"images {first + start} … {first + start + count - 1} contain NaN or infinity"

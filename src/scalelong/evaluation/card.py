@@ -30,6 +30,7 @@ class Generation:
     autoencoder: str | None = None  # that decoded the samples, and the factor on its latents
     selection: str | None = None  # how the checkpoint was chosen, if not as the last one
     minimum_over: int | None = None  # evaluations that the chosen checkpoint is the best of
+    objective: str | None = None  # what the network was trained to predict
     far_share: float | None = None  # of the samples that left the data's range before the final clamp
 
 

@@ -30,6 +30,7 @@ REPORTED = {
     "step": "generation.step", "effective batch": "generation.effective_batch", "versions": "versions",
     "sample seed": "generation.sample_seed", "train seed": "generation.train_seed",
     "selection": "generation.selection", "minimum over": "generation.minimum_over",
+    "objective": "generation.objective",
 }  # fmt: skip
 
 

@@ -76,6 +76,7 @@ def scaling_variants(
     *,
     kappa: float | None = None,
     steps: int | None = None,
+    objective: str | None = None,
     settings: Sequence[str] = (),
 ) -> tuple[Variant, ...]:
     """One variant per scaling in a list such as `none,uniform,cs,cs:0.5`.
@@ -85,6 +86,7 @@ def scaling_variants(
         scalings: Comma-separated NAME or NAME:VALUE (`explicit:1,0.7,0.5` too); the first is the baseline.
         kappa: κ of `cs` and `cs-reverse` entries that have none of their own.
         steps: Training steps of every run.
+        objective: What every network predicts: eps, x0, v, flow or edm.
         settings: `KEY=VALUE` settings of every run.
     """
     if any(setting.partition("=")[0].strip() == "seed" for setting in settings):
@@ -92,7 +94,7 @@ def scaling_variants(
     variants = []
     for word in split_scalings(scalings):
         own = kappa if word.strip().lower() in ("cs", "cs-reverse") else None
-        config = choose(preset, scaling=word, kappa=own, steps=steps, settings=list(settings))
+        config = choose(preset, scaling=word, kappa=own, steps=steps, objective=objective, settings=list(settings))
         variants.append(Variant(config.scaling.label, config))
     return check_variants(variants)
 

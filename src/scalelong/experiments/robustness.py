@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from scalelong.diffusion.network import Denoiser, make_conditions
 from scalelong.errors import ScaleLongError, invalid
 from scalelong.files import write_text
-from scalelong.process import get_process
 from scalelong.progress import track
 from scalelong.robustness import LocalLipschitz, Sensitivity, local_lipschitz, measure_sensitivity
 from scalelong.runs.generate import Request
@@ -50,6 +49,7 @@ class Robustness:
     run: str
     step: int
     scaling: dict[str, Any]
+    objective: str
     images: int
     seed: int
     edges: tuple[float, ...]
@@ -104,11 +104,11 @@ def measure_run_robustness(
         if value < least:
             raise invalid(name, f"an integer >= {least}", value)
     variances = sorted({0.0, *map(float, variances)})
-    process, net = get_process(run.config.diffusion.process), run.net.eval()
+    objective, net = run.objective, run.net.eval()
     batch, split = _held_out(run, images)
-    edges = tuple(process.t_max * k / bins for k in range(bins + 1))
+    edges = tuple(objective.process.t_max * k / bins for k in range(bins + 1))
     sensitivity = measure_sensitivity(
-        Denoiser(net), process, batch.x_0, batch.t, batch.eps, make_conditions(batch.y, batch.context),
+        Denoiser(net), objective, batch.x_0, batch.t, batch.eps, make_conditions(batch.y, batch.context),
         variances=variances, edges=edges, draws=draws, seed=seed,
     )  # fmt: skip
     lipschitz = _lipschitz(run, batch.part(0, points), edges, seed) if points else []
@@ -117,7 +117,8 @@ def measure_run_robustness(
     if extractor is not None and samples:
         distances, metric = _distances(run, variances, samples, extractor, seed)
     return Robustness(
-        run=run.name, step=run.step, scaling=run.config.scaling.to_dict(), images=len(batch.x_0), seed=seed,
+        run=run.name, step=run.step, scaling=run.config.scaling.to_dict(),
+        objective=objective.name, images=len(batch.x_0), seed=seed,
         edges=edges, sensitivity=tuple(sensitivity), lipschitz=tuple(lipschitz), points=points,
         distances=tuple(distances), metric=metric, samples=samples if distances else 0,
         notes=(f"images of the {split} split", *dict.fromkeys(one.note for one in lipschitz if one.note)),
@@ -149,13 +150,13 @@ def _held_out(run: Run, images: int) -> tuple[Batch, str]:
 
 def _lipschitz(run: Run, batch: Batch, edges: Sequence[float], seed: int) -> list[LocalLipschitz]:
     """The constants at the inputs of `batch`, with their times moved to the middle of each bin."""
-    process = get_process(run.config.diffusion.process)
+    objective = run.objective
     conditions: dict[str, Any] = {**Denoiser(run.net).arguments(batch.y, batch.context)}
     constants = []
     for low, high in track(list(pairwise(edges)), "Lipschitz constants"):
         t = torch.full_like(batch.t, (low + high) / 2)
-        x_t = process.add_noise(batch.x_0, batch.eps, t)
-        constants.append(local_lipschitz(run.net, x_t, process.network_time(t), seed=seed, **conditions))
+        x, time = objective.network_inputs(objective.process.add_noise(batch.x_0, batch.eps, t), t)
+        constants.append(local_lipschitz(run.net, x, time, seed=seed, **conditions))
     return constants
 
 

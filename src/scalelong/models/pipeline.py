@@ -3,9 +3,7 @@
 # No `from __future__ import annotations`: diffusers reads the types of __init__'s arguments when it loads a pipeline,
 # and versions 0.33 to 0.35 only from classes and typing.Optional.
 import importlib
-import inspect
 import json
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,9 +15,12 @@ from torch import Tensor, nn
 from scalelong._modules import aligned
 from scalelong.diffusion.network import Denoiser, clip_denoised, guided
 from scalelong.diffusion.sampling import to_uint8
+from scalelong.diffusion.schedulers import NOISE as SCHEDULERS  # noqa: F401  (serve every objective)
+from scalelong.diffusion.schedulers import advance, check_scheduler, scheduler_scale, scheduler_settings, set_timesteps
 from scalelong.errors import InvalidValueError, invalid, require, unknown
-from scalelong.models.pipeline_folder import INDEX, component, own_modules, scheduler_settings, write_code
-from scalelong.process import Process, get_process
+from scalelong.models.pipeline_folder import INDEX, component, own_modules, pipeline_config, write_code
+from scalelong.objective import Objective, get_objective
+from scalelong.process import Interpolant
 from scalelong.skips import load_scaling, save_scaling, scaling_of, unscaled
 
 require("diffusers", extra="train", purpose="a diffusers pipeline")
@@ -31,13 +32,6 @@ from diffusers.utils.torch_utils import randn_tensor  # noqa: E402
 import scalelong.models.uvit  # noqa: E402, F401  (diffusers loads networks only from modules that are imported)
 
 SCALING = "scaling.json"
-# Schedulers that step x by a noise prediction on a variance-preserving schedule. Tests compare each with a closed form.
-SCHEDULERS = (
-    "DDIMScheduler", "DDPMScheduler", "DEISMultistepScheduler", "DPMSolverMultistepScheduler", "DPMSolverSDEScheduler",
-    "DPMSolverSinglestepScheduler", "EulerAncestralDiscreteScheduler", "EulerDiscreteScheduler",
-    "HeunDiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "KDPM2DiscreteScheduler", "LMSDiscreteScheduler",
-    "PNDMScheduler", "UniPCMultistepScheduler",
-)  # fmt: skip
 
 
 class ScaledUNet(ModelMixin):
@@ -54,14 +48,17 @@ class ScaledUNet(ModelMixin):
 class ScaleLongPipeline(DiffusionPipeline):
     """`pipe(batch_size=16).images`, `pipe(class_labels=[3, 8]).images` or `pipe(prompt="a red circle").images`.
 
-    Swap `pipe.scheduler` as with any pipeline: `EulerDiscreteScheduler.from_config(pipe.scheduler.config)`. A scheduler
-    that does not fit a network that predicts noise raises an error.
+    Swap `pipe.scheduler` as with any pipeline: `EulerDiscreteScheduler.from_config(pipe.scheduler.config)`. Whatever
+    the network predicts, schedulers for noise prediction serve it; those for flow matching and EDM serve networks that
+    were trained on these processes. Any other raises an error.
 
     Args:
         unet: U-ViT or a diffusers U-Net, scaled or not.
-        scheduler: One of diffusers' schedulers for noise prediction. The network is called at the time at which its
-            noise process has the scheduler's signal-to-noise ratio.
-        process: The noise process of training: "vp", "ddpm", "sd", or a dict with its parameters.
+        scheduler: One of diffusers' schedulers with prediction_type "epsilon". The network is called at the time at
+            which its noise process has the scheduler's signal-to-noise ratio.
+        process: The noise process of training: "vp", "ddpm", "sd", "cosine", "linear", "edm", or a dict with its
+            parameters.
+        objective: What the network predicts: a dict of `Objective.to_dict()`. None means noise on `process`.
         null_label: The label that means "any class", if there is one.
         class_names: Names that `class_labels` accepts beside numbers.
         guidance_scale: The default of the call's argument.
@@ -85,24 +82,32 @@ class ScaleLongPipeline(DiffusionPipeline):
         text_encoder: Optional[nn.Module] = None,  # noqa: UP045
         vae: Optional[nn.Module] = None,  # noqa: UP045
         clip_denoised: bool = False,
+        objective: Any = None,
     ) -> None:
         super().__init__()
         self.register_modules(unet=unet, scheduler=scheduler, text_encoder=text_encoder, vae=vae)
         settings = {"process": process, "null_label": null_label, "class_names": class_names}
-        settings["clip_denoised"] = clip_denoised
+        settings |= {"clip_denoised": clip_denoised, "objective": objective}
         self.register_to_config(**settings, guidance_scale=guidance_scale, latent_scale=latent_scale)
 
     @classmethod
     def of(
-        cls, net: nn.Module, process: str | Process, null_label: int | None = None, **settings: Any
+        cls, net: nn.Module, objective: str | Interpolant | Objective, null_label: int | None = None, **settings: Any
     ) -> "ScaleLongPipeline":
-        """Return a pipeline with DPM-Solver++ for this process. `settings` are further arguments of the class."""
-        chosen = get_process(process)
-        scheduler = DPMSolverMultistepScheduler(**scheduler_settings(chosen))
+        """Return a pipeline with DPM-Solver++ for this objective; a process means noise prediction on it.
+
+        `settings` are further arguments of the class.
+        """
+        chosen = get_objective(objective)
+        scheduler = DPMSolverMultistepScheduler(**scheduler_settings(chosen.process))
         if settings.get("latent_scale"):  # schedulers made from this one's config must not clip latents
             scheduler.register_to_config(clip_sample=False)
-        spec = chosen.name if chosen == get_process(chosen.name) else chosen.to_dict()
-        return cls(net, scheduler, spec, null_label, **settings)
+        return cls(net, scheduler, **pipeline_config(chosen), null_label=null_label, **settings)
+
+    @property
+    def trained_objective(self) -> Objective:
+        """What the network was trained to predict."""
+        return get_objective(self.config.objective or self.config.process)
 
     @torch.no_grad()
     def __call__(
@@ -138,7 +143,8 @@ class ScaleLongPipeline(DiffusionPipeline):
             batch_size, prompt = None, batch_size
         if self.vae is None and self.config.latent_scale and output_type != "latent":
             raise invalid("vae", "an autoencoder for a network of latents", None, "pass vae=, or output_type='latent'")
-        process, device = get_process(self.config.process), self._execution_device
+        objective, device = self.trained_objective, self._execution_device
+        process = objective.process
         guidance = self.config.guidance_scale if guidance_scale is None else guidance_scale
         context = self._tokens("prompt", prompt, prompt_embeds)
         labels = self._labels(class_labels)
@@ -151,21 +157,18 @@ class ScaleLongPipeline(DiffusionPipeline):
             if null_context is None and guidance != 1.0 and self.text_encoder is not None:
                 null_context = self._tokens("negative_prompt", "", None)
         self._check_conditions(y, context)
-        eps_fn = guided(
-            self._denoise, process, guidance, y=y, context=context, null_y=self.config.null_label,
+        predict = guided(
+            self._denoise, objective, guidance, y=y, context=context, null_y=self.config.null_label,
             null_context=None if null_context is None else _rows("negative_prompt", null_context.to(device), n),
         )  # fmt: skip
         if self.config.clip_denoised:
-            eps_fn = clip_denoised(eps_fn, process)
+            predict = clip_denoised(predict, process)
         x = self._noise(n, generator, device) if latents is None else latents.to(device).expand(n, -1, -1, -1)
-        with warnings.catch_warnings():  # diffusers calls np.array on a tensor, which NumPy 2 deprecates
-            warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
-            times = self._schedule(process, num_inference_steps, device)
-        noisy = {"generator": generator} if "generator" in inspect.signature(self.scheduler.step).parameters else {}
-        x = x * self.scheduler.init_noise_sigma
+        check_scheduler(self.scheduler, process, latents=bool(self.config.latent_scale))
+        times = set_timesteps(self.scheduler, process, num_inference_steps, device)
+        x = x * scheduler_scale(self.scheduler)
         for step, t in zip(self.progress_bar(self.scheduler.timesteps), times, strict=True):
-            eps = eps_fn(self.scheduler.scale_model_input(x, step), t.expand(n))
-            x = self.scheduler.step(eps, step, x, **noisy).prev_sample
+            x = advance(self.scheduler, predict, process, x, step, t, generator)
         images = self._images(x, output_type)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
@@ -220,41 +223,6 @@ class ScaleLongPipeline(DiffusionPipeline):
     def _noise(self, n: int, generator: Any, device: torch.device) -> Tensor:
         config = self.unet.config
         return randn_tensor((n, config.in_channels, config.sample_size, config.sample_size), generator, device)
-
-    def _schedule(self, process: Process, steps: int, device: torch.device) -> Tensor:
-        """Set the scheduler's timesteps. Returns the process's time of each: where the signal-to-noise ratios agree."""
-        self._check_scheduler()
-        scheduler = self.scheduler
-        scheduler.set_timesteps(steps, device=device)
-        alpha_bar = scheduler.alphas_cumprod.double().cpu()
-        lambdas = 0.5 * (alpha_bar.log() - (1 - alpha_bar).log())  # λ of every training step
-        at = scheduler.timesteps.double().cpu().clamp(0, len(lambdas) - 1)  # fractional for schedulers in σ
-        below = at.floor().long().clamp(max=len(lambdas) - 2)
-        lambda_ = torch.lerp(lambdas[below], lambdas[below + 1], at - below)
-        least = float(process.lambda_(process.t_max))
-        if float(lambda_.min()) < least - 0.1:
-            hint = "use from_config(pipe.scheduler.config), without rescale_betas_zero_snr"
-            found = f"{float(lambda_.min()):.2f}"
-            raise invalid(
-                "the scheduler's first ln(α/σ)", f">= {least:.2f}, where process {process.name!r} ends", found, hint
-            )
-        return process.inverse_lambda(lambda_).clamp(process.t_min, process.t_max).float().to(device)
-
-    def _check_scheduler(self) -> None:
-        config, kind = self.scheduler.config, type(self.scheduler)
-        if not {base.__name__ for base in kind.__mro__} & set(SCHEDULERS):
-            hint = "others sample from distilled, flow-matching or EDM networks"
-            raise invalid("scheduler", f"one of {', '.join(SCHEDULERS)}", kind.__name__, hint)
-        required = {
-            "prediction_type": ("epsilon",),
-            "variance_type": ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", None),
-            "timestep_type": ("discrete",),
-            "use_flow_sigmas": (False, None),
-            "clip_sample": (False, None) if self.config.latent_scale else (True, False, None),
-        }
-        for name, allowed in required.items():
-            if name in config and config[name] not in allowed:
-                raise invalid(f"{kind.__name__}'s {name}", f"{allowed[0]!r} for this network", config[name])
 
     def _images(self, x: Tensor, output_type: str) -> Any:
         if self.vae is not None and output_type != "latent":

@@ -7,19 +7,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scalelong.process import Process
+from scalelong.diffusion.schedulers import scheduler_settings
+from scalelong.objective import Objective
+from scalelong.process import get_process
 from scalelong.version import __version__
 
 INDEX, SCHEDULER, CODE = "model_index.json", "scheduler_config.json", "pipeline.py"
-GRID = 1000  # training steps of the scheduler
 SCALED_UNET = ("scalelong.models.pipeline", "ScaledUNet")
 
 Component = tuple[str, str]  # module and class
 
 
-def scheduler_settings(process: Process) -> dict[str, Any]:
-    """DPM-Solver++ for this process, as arguments of diffusers' `DPMSolverMultistepScheduler`."""
-    return {"trained_betas": process.betas(GRID).tolist(), "timestep_spacing": "trailing"}
+def pipeline_config(objective: Objective) -> dict[str, Any]:
+    """The arguments of `ScaleLongPipeline` that record an objective."""
+    process = objective.process
+    spec = process.name if process == get_process(process.name) else process.to_dict()
+    return {"process": spec, "objective": objective.to_dict()}
 
 
 def component(net: Any) -> Component:
@@ -28,17 +31,18 @@ def component(net: Any) -> Component:
     return SCALED_UNET if kind.__module__.startswith("diffusers.") else (kind.__module__, kind.__name__)
 
 
-def write_index(folder: Path, net: Any, process: Process, settings: dict[str, Any], **others: Component) -> None:
+def write_index(folder: Path, net: Any, objective: Objective, settings: dict[str, Any], **others: Component) -> None:
     """Make a folder with a saved network a pipeline: `ScaleLongPipeline.from_pretrained(folder)` opens it."""
     index = {
         "_class_name": "ScaleLongPipeline",
         "_scalelong_version": __version__,
+        **pipeline_config(objective),
         **settings,
         "unet": component(net),
         "scheduler": ("diffusers", "DPMSolverMultistepScheduler"),
         **others,
     }
-    scheduler = {"_class_name": "DPMSolverMultistepScheduler", **scheduler_settings(process)}
+    scheduler = {"_class_name": "DPMSolverMultistepScheduler", **scheduler_settings(objective.process)}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     (folder / SCHEDULER).write_text(json.dumps(scheduler) + "\n", encoding="utf-8")
     write_code(folder, index)

@@ -50,12 +50,11 @@ def learned_kappas(folder: Path) -> list[float]:
     """Return κ_1 … κ_N of a run's EMA network on Gaussian inputs."""
     import torch
 
-    from scalelong.process import get_process
     from scalelong.runs.run import load_run
     from scalelong.skips import describe
 
     run = load_run(folder)
-    n, shapes, process = GAUSSIAN_INPUTS, run.facts.shapes, get_process(run.config.diffusion.process)
+    n, shapes, process = GAUSSIAN_INPUTS, run.facts.shapes, run.process
     x = torch.randn(n, shapes.channels, shapes.size, shapes.size, generator=torch.Generator().manual_seed(0))
     t = process.network_time(torch.full((n,), float(process.t_max)))
     conditions: dict[str, Any] = {}
@@ -139,7 +138,6 @@ def norms_in_training(folder: Path) -> dict[int, list[float]]:
     """Return step → ‖b_1∘a_1‖ … ‖b_N∘a_N‖ at initialization and at every kept checkpoint."""
     from safetensors.torch import load_file
 
-    from scalelong.process import get_process
     from scalelong.robustness import block_norms
     from scalelong.runs.run import Run, build_network
     from scalelong.training.examples import Examples
@@ -147,9 +145,9 @@ def norms_in_training(folder: Path) -> dict[int, list[float]]:
     run = Run(folder)
     config = run.config
     net = build_network(config, run.facts.shapes).eval()
-    process = get_process(config.diffusion.process)
+    objective = run.objective
     batch = Examples(config, config.data.validation).probe(IMAGES)
-    x_t, t = process.add_noise(batch.x_0, batch.eps, batch.t), process.network_time(batch.t)
+    x_t, t = objective.network_inputs(objective.process.add_noise(batch.x_0, batch.eps, batch.t), batch.t)
     conditions: dict[str, Any] = {k: v for k, v in {"y": batch.y, "context": batch.context}.items() if v is not None}
     norms: dict[int, list[float]] = {}
     for checkpoint in (None, *sorted(run.checkpoints_path.glob("step-*"))):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from scalelong._objectives import OBJECTIVES, READ_BY
 from scalelong.experiments.comparison import Comparison, measure_run
 from scalelong.files import check_target, write_text
 from scalelong.report import sections
@@ -18,7 +19,10 @@ from scalelong.report.read import RunView, differing_keys, is_scaling_key, label
 from scalelong.version import __version__
 
 # Losses compare only between runs that agree in these settings.
-SAME = ("data.name", "data.validation", "data.image_size", "diffusion.process", "validate.n", "data.vae")
+SAME = (
+    "data.name", "data.validation", "data.image_size", "validate.n", "data.vae",
+    *(f"diffusion.{part}" for part in ("objective", *OBJECTIVES["eps"], *READ_BY)),
+)  # fmt: skip
 SCRIPTS = ("draw.js", "lines.js", "forest.js", "page.js")  # in one scope, in this order
 
 

@@ -66,7 +66,8 @@ SEEDS = " A tick is a seed, the mark their geometric mean, the bar its 95 % inte
 CARD = {
     "N": "n", "reference": "reference.name", "split": "reference.split", "N of the reference": "reference.n",
     "extractor": "extractor", "weights": "weights", "resize": "resize", "sampler": "generation.sampler",
-    "evaluations per sample": "generation.evaluations", "guidance": "generation.guidance", "EMA": "generation.ema",
+    "objective": "generation.objective", "evaluations per sample": "generation.evaluations",
+    "guidance": "generation.guidance", "EMA": "generation.ema",
     "clipped predictions": "generation.clip_denoised", "share out of range": "generation.far_share",
     "sample seed": "generation.sample_seed", "step": "generation.step", "measured": "created",
 }  # fmt: skip

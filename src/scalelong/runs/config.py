@@ -14,6 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+from scalelong._objectives import (
+    OBJECTIVES,
+    PRECONDITIONS,
+    PROCESSES,
+    READ_BY,
+    TARGETS,
+    TIMES,
+    VARIANCE_PRESERVING,
+    WEIGHTS,
+    objective_name,
+)
 from scalelong.errors import InvalidValueError, invalid, unknown
 from scalelong.models.registry import Shapes, get_model
 from scalelong.scaling import NoScaling, Scaling, parse_scaling
@@ -75,10 +86,53 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DiffusionConfig:
-    """The noise process, and how often conditions are dropped for classifier-free guidance."""
+    """The objective (docs/objectives.md), and how often conditions are dropped for classifier-free guidance.
 
-    process: str = "vp"  # the noise process
+    `objective` sets the five parts below it; a part that is set as well replaces its own."""
+
+    objective: str = "eps"  # what the network predicts: the name of a bundle of the next five settings
+    process: str | None = None  # the noise process or interpolant; none: the objective's
+    target: str | None = None  # of the network's output; none: the objective's
+    times: str | None = None  # density of training times; none: the objective's
+    weight: str | None = None  # of a sample's loss by its noise; none: the objective's
+    precondition: str | None = None  # of the network's input and output; none: the objective's
+    sigma_data: float = 0.5  # of precondition and weight edm: standard deviation of the data
+    p_mean: float = -1.2  # of times log-normal: mean of ln σ
+    p_std: float = 1.2  # of times log-normal: standard deviation of ln σ
+    logit_mean: float = 0.0  # of times logit-normal: mean of logit t
+    logit_std: float = 1.0  # of times logit-normal: standard deviation of logit t
+    mode_scale: float = 1.29  # of times mode: how much they prefer the middle
+    snr_gamma: float = 5.0  # of weights min-snr and soft-min-snr: where they saturate
+    bias: float = 2.0  # of weight sigmoid: the log-SNR where it falls
+    sigma_min: float = 0.002  # of process edm: smallest σ
+    sigma_max: float = 80.0  # of process edm: largest σ
+    rho: float = 7.0  # of process edm: σ^(1/ρ) is linear in time
     drop: float = 0.0  # share of training images without their condition, for classifier-free guidance
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise unknown("diffusion.objective", self.objective, OBJECTIVES)
+        for part, value in OBJECTIVES[self.objective].items():
+            if getattr(self, part) is None:
+                object.__setattr__(self, part, value)
+        object.__setattr__(self, "objective", objective_name(str(self.target), str(self.precondition)))
+
+    def spec(self) -> dict[str, Any]:
+        """Return the mapping that `scalelong.diffusion.get_objective` accepts."""
+        values = {key: value for key, value in vars(self).items() if key not in ("objective", "drop")}
+        numbers = {key: values.pop(key) for key in ("sigma_min", "sigma_max", "rho")}
+        process = {"name": self.process, **(numbers if self.process == "edm" else {})}
+        return {**values, "name": self.objective, "process": process}
+
+
+def rebundled(values: dict[str, Any], objective: Any, kept: typing.Container[str] = ()) -> dict[str, Any]:
+    """Return settings of `DiffusionConfig` for another objective: its parts, except those that are in `kept`.
+
+    eps, x0 and v keep a variance-preserving process.
+    """
+    fits = values.get("process") in VARIANCE_PRESERVING and objective in ("eps", "x0", "v")
+    reset = {part: None for part in OBJECTIVES["eps"] if part not in kept and not (part == "process" and fits)}
+    return {**values, **reset, "objective": objective}
 
 
 @dataclass(frozen=True)
@@ -245,6 +299,11 @@ def override(config: Config, settings: dict[str, Any]) -> Config:
     Text is converted to the type of its key. `model.options.NAME` sets one option of your own network.
     """
     values, known = config.to_dict(), known_keys()
+    if "diffusion.objective" in settings:
+        kept = [key.removeprefix("diffusion.") for key in settings]
+        values["diffusion"] = rebundled(values["diffusion"], settings["diffusion.objective"], kept)
+        if values["diffusion"]["process"] is None and values["sample"]["sampler"] in VP_ONLY:
+            values["sample"] |= {"sampler": "dpm-solver++", "steps": None}
     for key, value in settings.items():
         if key.startswith("model.options."):
             options = convert(values["model"]["options"], dict[str, Any], "model.options")
@@ -261,6 +320,10 @@ def override(config: Config, settings: dict[str, Any]) -> Config:
             raise InvalidValueError(
                 f"{key} has no effect on model.kind={changed.model.kind!r}, which reads {', '.join(used)}; leave it out"
             )
+        readers = READ_BY.get(key.removeprefix("diffusion."), {}) if key.startswith("diffusion.") else {}
+        if readers and not any(getattr(changed.diffusion, part) in names for part, names in readers.items()):
+            needed = " or ".join(f"diffusion.{part}={name}" for part, names in readers.items() for name in names)
+            raise InvalidValueError(f"{key} has no effect here: only {needed} reads it; leave it out")
     return changed
 
 
@@ -366,10 +429,14 @@ _MINIMUM = {
     "model.channels": 1, "model.layers": 1, "model.attention": 1, "model.base_head_width": 1, "mup.base_width": 1,
     "mup.base_depth": 1,
 }  # fmt: skip
-_POSITIVE = ("train.lr", "train.clip", "kappa", "model.init_std")
+_POSITIVE = (
+    "train.lr", "train.clip", "kappa", "model.init_std", "diffusion.sigma_data", "diffusion.p_std",
+    "diffusion.logit_std", "diffusion.snr_gamma", "diffusion.sigma_min", "diffusion.sigma_max", "diffusion.rho",
+)  # fmt: skip
 _FRACTIONS = ("data.holdout", "model.dropout", "ema.decay", "train.betas", "diffusion.drop")
 _NOT_NEGATIVE = ("train.weight_decay", "data.extra_noise")
 _SHARES = ("train.min_lr_ratio", "train.decay_share")
+VP_ONLY = ("euler-maruyama", "euler-ode")  # samplers that need process vp
 _SMALLEST = math.ulp(0.0)  # x >= _SMALLEST means x > 0
 _CHOICES = {
     "placement": ("join", "after_norm"),
@@ -377,7 +444,12 @@ _CHOICES = {
     "train.compile": ("off", "blocks", "whole"),
     "train.nonfinite": ("stop", "skip"),
     "train.schedule": ("constant", "cosine", "linear", "warmup-stable-decay"),
-    "diffusion.process": ("vp", "ddpm", "cosine", "sd"),
+    "diffusion.objective": tuple(OBJECTIVES),
+    "diffusion.process": PROCESSES,
+    "diffusion.target": TARGETS,
+    "diffusion.times": TIMES,
+    "diffusion.weight": WEIGHTS,
+    "diffusion.precondition": PRECONDITIONS,
     "tracker": ("tensorboard", "wandb"),
     "evaluate.labels": ("balanced", "frequency"),
 }
@@ -413,6 +485,12 @@ def _check(config: Config) -> None:
         raise invalid("data.channels", "1 (grey) or 3 (RGB)", config.data.channels)
     if config.data.vae and config.sample.clip_denoised:
         raise invalid("sample.clip_denoised", "false for latents (data.vae), which have no fixed range", True)
+    d = config.diffusion
+    if d.sigma_min >= d.sigma_max:
+        expected = "diffusion.sigma_min < diffusion.sigma_max"
+        raise invalid("diffusion.sigma_min, diffusion.sigma_max", expected, (d.sigma_min, d.sigma_max))
+    if d.precondition == "edm" and d.target != "x0":
+        raise invalid("diffusion.target", "x0 with diffusion.precondition=edm, which defines the output", d.target)
     get_model(config.model.kind)
     try:
         json.dumps(config.model.options)

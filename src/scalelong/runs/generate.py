@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from scalelong import counter
 from scalelong.counter import Stream
 from scalelong.data.dataset import ImageData
-from scalelong.diffusion import sample, to_uint8
+from scalelong.diffusion import get_objective, sample, to_uint8
 from scalelong.errors import DataError, InvalidValueError, invalid, unknown
 from scalelong.models.registry import get_model
 from scalelong.runs.config import Config, Facts
@@ -65,7 +65,7 @@ def generate(
         get_model(config.model.kind).adapt(net),
         request.n,
         (facts.shapes.channels, facts.shapes.size, facts.shapes.size),
-        config.diffusion.process,
+        get_objective(config.diffusion.spec()),
         sampler=request.sampler,
         steps=request.steps,
         seed=request.seed,

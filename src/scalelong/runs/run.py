@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from scalelong.evaluation.reference import Reference
     from scalelong.evaluation.sources import DatasetImages
     from scalelong.models.pipeline import ScaleLongPipeline
-    from scalelong.process import Process
+    from scalelong.objective import Objective
+    from scalelong.process import Interpolant
     from scalelong.runs.generate import Request
 
 CONFIG = "config.json"
@@ -107,7 +108,10 @@ class Run:
 
     @cached_property
     def net(self) -> nn.Module:
-        """The trained EMA network, scaled as it was trained, in eval mode: `eps = run.net(x, t)`.
+        """The trained EMA network, scaled as it was trained, in eval mode: `eps = run.net(x, t)` for objective eps.
+
+        For other objectives `x, t = run.objective.network_inputs(x_t, t)` before the call, and
+        `x_0, eps = run.objective.denoised(x_t, output, t)` after it.
 
         x is (B, C, H, W), t a number or (B,). t is the timestep the network was trained on, about 0 (clean) to 999 or
         1000 (noise): `run.process.network_time(…)`, which is 999·t for process "vp" with t in [0, 1], n − 1 for "ddpm"
@@ -126,11 +130,16 @@ class Run:
         return net
 
     @property
-    def process(self) -> Process:
-        """The noise process of training."""
-        from scalelong.process import get_process
+    def objective(self) -> Objective:
+        """What the network was trained to predict."""
+        from scalelong.objective import get_objective
 
-        return get_process(self.config.diffusion.process)
+        return get_objective(self.config.diffusion.spec())
+
+    @property
+    def process(self) -> Interpolant:
+        """The noise process of training."""
+        return self.objective.process
 
     @property
     def step(self) -> int:
@@ -278,6 +287,7 @@ class Run:
             autoencoder=None if config.data.vae is None else f"{config.data.vae} × {config.data.latent_scale}",
             selection=selection.reason,
             minimum_over=selection.minimum_over,
+            objective=config.diffusion.objective,
         )
         check = RangeCheck()
         images, title = self.generate(own, net, check), f"samples of {self.name}"
@@ -368,7 +378,7 @@ class Run:
             from scalelong.data import load_vae
 
             settings["vae"] = load_vae(data.vae)
-        return ScaleLongPipeline.of(self.net, self.process, **settings)
+        return ScaleLongPipeline.of(self.net, self.objective, **settings)
 
     def _pipeline_settings(self) -> dict[str, Any]:
         """Arguments of `ScaleLongPipeline`."""
@@ -390,8 +400,7 @@ class Run:
             config = {"_class_name": "PromptEncoder", "encoder": data.text, "max_length": data.text_tokens}
             (folder / "text_encoder").mkdir()
             (folder / "text_encoder" / CONFIG).write_text(json.dumps(config) + "\n", encoding="utf-8")
-        settings = {"process": self.config.diffusion.process, **self._pipeline_settings()}
-        write_index(folder, net, self.process, settings, **others)
+        write_index(folder, net, self.objective, self._pipeline_settings(), **others)
 
     # ----------------------------------------------------------------------------------------- writing
 

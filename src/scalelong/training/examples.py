@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scalelong import counter
 from scalelong.counter import Stream
-from scalelong.diffusion import Process, get_process
+from scalelong.diffusion import Interpolant, Objective, get_objective
 from scalelong.errors import DataError
 from scalelong.models.registry import Shapes
 from scalelong.runs.config import Config, Facts
@@ -53,7 +53,8 @@ class Examples:
 
         d = config.data
         self.config = config
-        self.process: Process = get_process(config.diffusion.process)
+        self.objective: Objective = get_objective(config.diffusion.spec())
+        self.process: Interpolant = self.objective.process
         self.images = sources.load(d.name, split, **d.options())
         self.source: Any = self.images
         if d.vae is not None:
@@ -93,7 +94,7 @@ class Examples:
         uniform = lambda stream: counter.uniform(seed, stream, step, first, count)  # noqa: E731
         return self._batch(
             self._order((step - 1) * self.config.train.batch_size + first, count),
-            self.process.times(uniform(Stream.TIME)),
+            self.objective.training_times(uniform(Stream.TIME)),
             noise=(seed, Stream.NOISE, step, first),
             latent=(seed, Stream.LATENT, step, first),
             flip=uniform(Stream.FLIP) < 0.5 if self.config.data.flip else None,
@@ -106,7 +107,9 @@ class Examples:
         """Return a fixed batch: the first images of the split, evenly spread times in a fixed order, fixed noise."""
         n = min(n, len(self))
         u = (counter.permutation(0, Stream.PROBE_TIME, 0, n) + 0.5) / n
-        return self._batch(torch.arange(n), self.process.times(u.float()), noise=(0, Stream.PROBE_NOISE, 0, 0))
+        return self._batch(
+            torch.arange(n), self.objective.training_times(u.float()), noise=(0, Stream.PROBE_NOISE, 0, 0)
+        )
 
     def _batch(
         self, indices: Tensor, t: Tensor, *, noise: Key, latent: Key | None = None,

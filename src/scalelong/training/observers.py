@@ -132,9 +132,8 @@ def held_out_examples(config: Config) -> Examples | None:
 
 def probe_call(trainer: Trainer, batch: Batch) -> Callable[[nn.Module], Tensor]:
     """Return a call of the network on the same noisy images every time, in the precision of the run."""
-    process, denoise = trainer.examples.process, trainer.adapt(trainer.net)
-    x_t = process.add_noise(batch.x_0, batch.eps, batch.t)
-    t = process.network_time(batch.t).to(x_t.device)
+    objective, denoise = trainer.examples.objective, trainer.adapt(trainer.net)
+    x_t, t = objective.network_inputs(objective.process.add_noise(batch.x_0, batch.eps, batch.t), batch.t)
 
     def call(net: nn.Module) -> Tensor:
         with trainer.accelerator.autocast():

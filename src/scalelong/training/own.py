@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalelong.diffusion import Process
-from scalelong.diffusion.samplers import EpsFn
+from scalelong.diffusion import Interpolant
 from scalelong.errors import invalid
 from scalelong.training.examples import Batch
 
-LossFn = Callable[[EpsFn, Process, Batch], Tensor]
-"""`loss(eps_fn, process, batch)` → the loss of each sample, (B,). `eps_fn(x_t, t)` predicts the noise, with t in the
-process's own time and the batch's conditions; `batch` has x_0, eps (B, C, H, W) and t (B,)."""
+LossFn = Callable[[Callable[[Tensor, Tensor], Tensor], Interpolant, Batch], Tensor]
+"""`loss(eps_fn, process, batch)` → the loss of each sample, (B,). `eps_fn(x_t, t)` predicts the noise, converted from
+what the run's objective makes the network predict, with t in the process's own time and the batch's conditions;
+`batch` has x_0, eps (B, C, H, W) and t (B,)."""
 
 OptimizerFn = Callable[[nn.Module], torch.optim.Optimizer]
 """`optimizer(net)` → any torch optimizer. The schedule and the warm-up multiply the learning rate of its groups."""

@@ -33,6 +33,7 @@ def choose(
     steps: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
+    objective: str | None = None,
     settings: list[str] | None = None,
 ) -> Config:
     """Return a preset, or another config to start from, with a command's options.
@@ -40,6 +41,7 @@ def choose(
     `settings` (`--set`) take precedence over the other options.
     """
     options = {"data.name": data, "train.steps": steps, "train.batch_size": batch_size, "seed": seed, "kappa": kappa}
+    options["diffusion.objective"] = objective
     pairs = parse_settings(settings or [])
     own = {key: value for key, value in pairs.items() if key.startswith("scaling.")}  # fields of the scaling
     config = preset(start) if isinstance(start, str) else start
@@ -68,10 +70,13 @@ def default_out(config: Config) -> Path:
 
 
 def start_name(config: Config) -> str:
-    """Return the name of the preset, or that of the data which picked the network."""
+    """Return the name of the preset, or that of the data which picked the network, and an objective of its own."""
+    usual = PRESETS[config.preset].config if config.preset in PRESETS else Config()
+    own = config.diffusion.objective
+    suffix = "" if own == usual.diffusion.objective else f"-{own}"
     if config.preset != AUTO:
-        return config.preset
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.data.name).name).strip(".-") or "data"
+        return config.preset + suffix
+    return (re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.data.name).name).strip(".-") or "data") + suffix
 
 
 AUTO = "auto"  # instead of a preset's name: picked for the data

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelong.errors import InvalidValueError
-from scalelong.runs.config import Config, flatten, known_keys, override, parse_settings
+from scalelong.runs.config import Config, flatten, known_keys, override, parse_settings, rebundled
 from scalelong.runs.settings import dotted, read_config, unknown_setting
 from scalelong.scaling import parse_scaling
 from scalelong.training.presets import AUTO, preset
@@ -78,6 +78,9 @@ def start_from(
 def _changed(config: Config, settings: Mapping[str, Any]) -> Config:
     """Replace dotted keys, also those that the network does not read: a file lists all of them."""
     values = config.to_dict()
+    if "diffusion.objective" in settings:
+        kept = [key.removeprefix("diffusion.") for key in settings]
+        values["diffusion"] = rebundled(values["diffusion"], settings["diffusion.objective"], kept)
     for key, value in settings.items():
         section, _, name = key.partition(".")
         if name.startswith("options."):

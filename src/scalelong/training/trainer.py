@@ -147,15 +147,15 @@ class Trainer:
 
     def losses(self, batch: Batch, net: nn.Module | None = None) -> Tensor:
         """Return the loss of each sample, (B,), of the network in training or of `net`."""
-        denoise, process = self.denoise if net is None else self.adapt(net), self.examples.process
+        denoise, objective = self.denoise if net is None else self.adapt(net), self.examples.objective
         nulls = {"y": self.null_y, "context": self.null_context}
         with self.accelerator.autocast():
             if self.own.loss is None:
                 null: dict[str, Any] = {f"null_{name}": value for name, value in nulls.items()}
-                return simple_loss(denoise, process, **vars(batch), **null)
+                return simple_loss(denoise, objective, **vars(batch), **null)
             conditions = drop_conditions(make_conditions(batch.y, batch.context), batch.drop, nulls)
-            eps_fn = partial(predict_noise, denoise, process, conditions=conditions, extra=batch.extra)
-            return check_losses(self.own.loss(eps_fn, process, batch), len(batch.t))
+            eps_fn = partial(predict_noise, denoise, objective, conditions=conditions, extra=batch.extra)
+            return check_losses(self.own.loss(eps_fn, objective.process, batch), len(batch.t))
 
     def _clipped_norm(self) -> Tensor:
         """Clip the gradient if asked. Returns its norm before clipping."""
