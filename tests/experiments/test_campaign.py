@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from scalelong.errors import ScaleLongError
-from scalelong.experiments.campaign import Rounding, read_plan, run_planned
+from scalelong.experiments.campaign import read_plan
 from scalelong.experiments.campaign_results import Results, page
+from scalelong.experiments.campaign_run import run_planned
+from scalelong.experiments.rounding import Rounding
 from scalelong.report.figures import draw_norms, save_figure
 
 PLAN = """

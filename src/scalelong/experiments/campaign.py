@@ -7,33 +7,22 @@ while a run trains.
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from scalelong.errors import InvalidValueError, invalid, unknown
 from scalelong.experiments.plan import Job
-from scalelong.files import read_json, write_text
+from scalelong.experiments.rounding import ROUNDED, register_rounded
+from scalelong.files import read_json
 from scalelong.runs.config import Config
-from scalelong.runs.run import Run
 from scalelong.training.presets import choose
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from scalelong.runs.logs import Series
-
 PLAN, FORMAT = "plan.toml", 1
-ROUNDED = "uvit-rounded"
 TUNING = "tune"
-LARGEST_FP16 = 65_504
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +37,7 @@ class Arm:
     settings: tuple[str, ...] = ()
     optimizer: str = "adamw"
     factors: dict[str, Any] = field(default_factory=dict)  # of a designed experiment: factor → level
-    rounding: str | None = None  # fp32, bf16 or fp16: see `Rounding`
+    rounding: str | None = None  # fp32, bf16 or fp16: see `scalelong.experiments.rounding`
 
 
 @dataclass(frozen=True)
@@ -229,139 +218,3 @@ def run_missing(plan: Plan, runs: Path, jobs: int | None = None, limit: int | No
 
 def _left(limit: int | None, tried: set[str]) -> int | None:
     return None if limit is None else max(0, limit - len(tried))
-
-
-# ------------------------------------------------------------------------------------------- in the worker
-
-
-def run_planned(job: dict[str, Any]) -> int:
-    """Train one run of a plan and write its record. A run that becomes non-finite has a record too: it is a result."""
-    from scalelong.training.loop import train
-    from scalelong.training.trainer import NonFiniteError
-
-    record = job["record"]
-    if record["rounding"] is not None:
-        register_rounded()
-    config, run = Config.from_dict(job["config"]), Run(job["folder"])
-    optimizer = None if record["optimizer"] == "adamw" else partial(_sgd, config.train.lr, record["optimizer"])
-    measure = Observed(run, config, None if record["distance"] is None else Distance(**record["distance"]))
-    failure = None
-    try:
-        result = train(config, run.folder, optimizer=optimizer, metrics=measure)
-        if not result.finished:
-            return 128 + (result.signal or 0)
-    except NonFiniteError as error:
-        failure = str(error)
-    values = {} if failure else measure.final()
-    write_text(record["path"], json.dumps(make_record(run, record, values, failure), ensure_ascii=False) + "\n")
-    return 0
-
-
-def _sgd(lr: float, name: str, net: nn.Module) -> Any:
-    from scalelong.experiments.frontier import OPTIMIZERS
-
-    return OPTIMIZERS[name]([p for p in net.parameters() if p.requires_grad], lr=lr)
-
-
-class Observed:
-    """What a plan measures of the EMA network during training, as `metrics` of `train`: KID and headroom."""
-
-    def __init__(self, run: Run, config: Config, spec: Distance | None) -> None:
-        from scalelong.evaluation.extractors import build_extractor
-        from scalelong.evaluation.reference import dataset_reference
-
-        self.run, self.spec = run, spec
-        if spec is not None:
-            self.extractor: Any = build_extractor(spec.extractor)
-            split, n = spec.reference, spec.reference_n
-            self.reference = dataset_reference(config.data.name, split, self.extractor, n, **config.data.options())
-
-    def __call__(self, net: nn.Module, step: int) -> dict[str, float]:
-        values = {}
-        if self.spec is not None and self.spec.every and step % self.spec.every == 0:
-            values["kid"] = self._evaluate(self.spec.n, net, step)["kid"]
-        hooks = [hook for m in net.modules() for hook in m._forward_hooks.values() if isinstance(hook, Rounding)]
-        if hooks and (largest := max(hook.largest for hook in hooks)) > 0:
-            values["headroom"] = LARGEST_FP16 / largest
-        return values
-
-    def final(self) -> dict[str, float]:
-        """The metrics of samples of the trained network."""
-        return self._evaluate(self.spec.final, self.run.net, self.run.step) if self.spec and self.spec.final else {}
-
-    def _evaluate(self, n: int, net: nn.Module, step: int) -> dict[str, float]:
-        from scalelong.runs.generate import Request
-
-        assert self.spec is not None
-        request = Request(n=n, sampler=self.spec.sampler, steps=self.spec.evaluations, batch_size=100)
-        result = self.run.evaluate(request, self.reference, self.extractor, net=net, step=step)
-        return {name: float(metric.value) for name, metric in result.values.items() if metric.value is not None}
-
-
-def make_record(run: Run, header: dict[str, Any], values: dict[str, float], failure: str | None) -> dict[str, Any]:
-    """What a finished run leaves: settings, versions, thinned curves, and measures at full resolution."""
-    from scalelong.experiments.comparison import measure_run
-
-    measured, log = measure_run(run, header["arm"], run.config.seed), run.stability
-    keys = ("campaign", "arm", "tuning", "command", "optimizer", "rounding", "distance")
-    ended = {key: run.column(key).last for key in ("kid", "headroom") if len(run.column(key))}
-    names = ("loss", "grad_norm", "val_loss", "val_loss_ema", "kid", "headroom")
-    return {
-        "format": FORMAT, **{key: header[key] for key in keys}, "seed": run.config.seed, "failure": failure,
-        "steps": int(run.logged_step), "config": run.config.to_dict(), "parameters": run.record.get("parameters"),
-        "versions": run.record.get("versions"), "written": run.record.get("written"),
-        "values": measured.values | ended | values, "alarms": 0 if log is None else len(log.alarms()),
-        "curves": {name: _thin(run.column(name)) for name in names if len(run.column(name))},
-        "norms": measured.norms,
-    }  # fmt: skip
-
-
-def _thin(curve: Series) -> dict[str, Any]:
-    """At most POINTS means over successive entries, each at its last step."""
-    from scalelong.experiments.comparison import POINTS, rounded
-
-    parts = np.array_split(np.arange(len(curve)), min(POINTS, len(curve)))
-    with np.errstate(all="ignore"):
-        means = [
-            float(np.nanmean(curve.values[part])) if np.isfinite(curve.values[part]).any() else np.nan for part in parts
-        ]
-    return {"steps": [int(curve.steps[part[-1]]) for part in parts], "values": rounded(means)}
-
-
-# ------------------------------------------------------------------------------------------------ rounding
-
-
-def register_rounded() -> None:
-    """Register the U-ViT whose residual stream is rounded after every block."""
-    from scalelong.models.registry import MODELS
-
-    if ROUNDED not in MODELS:
-        uvit = MODELS["uvit"]
-        MODELS[ROUNDED] = replace(
-            uvit, build=partial(_rounded, uvit.build), settings=(*(uvit.settings or ()), "options")
-        )
-
-
-def _rounded(build: Callable[[Any, Any], nn.Module], model: Any, shapes: Any) -> nn.Module:
-    net: Any = build(model, shapes)
-    for block in (*net.in_blocks, net.mid_block, *net.out_blocks):
-        block.register_forward_hook(Rounding(model.options["rounding"]))
-    return net
-
-
-class Rounding:
-    """A forward hook that rounds a block's output, and its gradient, to what bf16 or fp16 can represent.
-
-    The arithmetic stays fp32. "fp32" rounds nothing. `largest` is the largest absolute value so far.
-    """
-
-    def __init__(self, kind: str) -> None:
-        if kind not in PRECISIONS:
-            raise unknown("rounding", kind, PRECISIONS)
-        self.kind, self.largest = kind, 0.0
-
-    def __call__(self, module: Any, inputs: Any, output: Any) -> Any:
-        import torch
-
-        self.largest = max(self.largest, output.detach().abs().max().item())
-        return output.to(getattr(torch, PRECISIONS[self.kind])).to(output.dtype)

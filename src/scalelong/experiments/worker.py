@@ -37,7 +37,7 @@ def main() -> None:
 def run_job(job: dict[str, Any]) -> int:
     """Train and measure the distance. Returns the exit code."""
     if job.get("record") is not None:
-        from scalelong.experiments.campaign import run_planned
+        from scalelong.experiments.campaign_run import run_planned
 
         return run_planned(job)
     config, run = Config.from_dict(job["config"]), Run(job["folder"])

@@ -1,0 +1,113 @@
+"""One run of a campaign in its worker: training, sample distances, rounding of the residual stream, its record."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelong.experiments.campaign import FORMAT, Distance
+from scalelong.experiments.comparison import POINTS, measure_run, rounded
+from scalelong.experiments.rounding import Rounding, register_rounded
+from scalelong.files import write_text
+from scalelong.runs.config import Config
+from scalelong.runs.run import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from scalelong.runs.logs import Series
+
+LARGEST_FP16 = 65_504
+
+
+def run_planned(job: dict[str, Any]) -> int:
+    """Train one run of a plan and write its record. A run that becomes non-finite has a record too: it is a result."""
+    from scalelong.training.loop import train
+    from scalelong.training.trainer import NonFiniteError
+
+    record = job["record"]
+    if record["rounding"] is not None:
+        register_rounded()
+    config, run = Config.from_dict(job["config"]), Run(job["folder"])
+    optimizer = None if record["optimizer"] == "adamw" else partial(_sgd, config.train.lr, record["optimizer"])
+    measure = Observed(run, config, None if record["distance"] is None else Distance(**record["distance"]))
+    failure = None
+    try:
+        result = train(config, run.folder, optimizer=optimizer, metrics=measure)
+        if not result.finished:
+            return 128 + (result.signal or 0)
+    except NonFiniteError as error:
+        failure = str(error)
+    values = {} if failure else measure.final()
+    write_text(record["path"], json.dumps(make_record(run, record, values, failure), ensure_ascii=False) + "\n")
+    return 0
+
+
+def _sgd(lr: float, name: str, net: nn.Module) -> Any:
+    from scalelong.experiments.frontier import OPTIMIZERS
+
+    return OPTIMIZERS[name]([p for p in net.parameters() if p.requires_grad], lr=lr)
+
+
+class Observed:
+    """What a plan measures of the EMA network during training, as `metrics` of `train`: KID and headroom."""
+
+    def __init__(self, run: Run, config: Config, spec: Distance | None) -> None:
+        from scalelong.evaluation.extractors import build_extractor
+        from scalelong.evaluation.reference import dataset_reference
+
+        self.run, self.spec = run, spec
+        if spec is not None:
+            self.extractor: Any = build_extractor(spec.extractor)
+            split, n = spec.reference, spec.reference_n
+            self.reference = dataset_reference(config.data.name, split, self.extractor, n, **config.data.options())
+
+    def __call__(self, net: nn.Module, step: int) -> dict[str, float]:
+        values = {}
+        if self.spec is not None and self.spec.every and step % self.spec.every == 0:
+            values["kid"] = self._evaluate(self.spec.n, net, step)["kid"]
+        hooks = [hook for m in net.modules() for hook in m._forward_hooks.values() if isinstance(hook, Rounding)]
+        if hooks and (largest := max(hook.largest for hook in hooks)) > 0:
+            values["headroom"] = LARGEST_FP16 / largest
+        return values
+
+    def final(self) -> dict[str, float]:
+        """The metrics of samples of the trained network."""
+        return self._evaluate(self.spec.final, self.run.net, self.run.step) if self.spec and self.spec.final else {}
+
+    def _evaluate(self, n: int, net: nn.Module, step: int) -> dict[str, float]:
+        from scalelong.runs.generate import Request
+
+        assert self.spec is not None
+        request = Request(n=n, sampler=self.spec.sampler, steps=self.spec.evaluations, batch_size=100)
+        result = self.run.evaluate(request, self.reference, self.extractor, net=net, step=step)
+        return {name: float(metric.value) for name, metric in result.values.items() if metric.value is not None}
+
+
+def make_record(run: Run, header: dict[str, Any], values: dict[str, float], failure: str | None) -> dict[str, Any]:
+    """What a finished run leaves: settings, versions, thinned curves, and measures at full resolution."""
+    measured, log = measure_run(run, header["arm"], run.config.seed), run.stability
+    keys = ("campaign", "arm", "tuning", "command", "optimizer", "rounding", "distance")
+    ended = {key: run.column(key).last for key in ("kid", "headroom") if len(run.column(key))}
+    names = ("loss", "grad_norm", "val_loss", "val_loss_ema", "kid", "headroom")
+    return {
+        "format": FORMAT, **{key: header[key] for key in keys}, "seed": run.config.seed, "failure": failure,
+        "steps": int(run.logged_step), "config": run.config.to_dict(), "parameters": run.record.get("parameters"),
+        "versions": run.record.get("versions"), "written": run.record.get("written"),
+        "values": measured.values | ended | values, "alarms": 0 if log is None else len(log.alarms()),
+        "curves": {name: _thin(run.column(name)) for name in names if len(run.column(name))},
+        "norms": measured.norms,
+    }  # fmt: skip
+
+
+def _thin(curve: Series) -> dict[str, Any]:
+    """At most POINTS means over successive entries, each at its last step."""
+    parts = np.array_split(np.arange(len(curve)), min(POINTS, len(curve)))
+    with np.errstate(all="ignore"):
+        means = [
+            float(np.nanmean(curve.values[part])) if np.isfinite(curve.values[part]).any() else np.nan for part in parts
+        ]
+    return {"steps": [int(curve.steps[part[-1]]) for part in parts], "values": rounded(means)}
