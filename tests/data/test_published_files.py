@@ -134,7 +134,7 @@ class TestCelebA:
         face = files.read_face(buffer.getvalue(), "a", Options(image_size=128))
         assert np.array_equal(face, np.asarray(image)[121 - 64 : 121 + 64, 89 - 64 : 89 + 64])
         small = files.read_face(buffer.getvalue(), "a", Options(image_size=64))
-        cropped = image.crop((89 - 64, 121 - 64, 89 + 64, 121 + 64)).resize((64, 64), Image.Resampling.LANCZOS)
+        cropped = image.crop((89 - 64, 121 - 64, 89 + 64, 121 + 64)).resize((64, 64), Image.Resampling.BILINEAR)
         assert np.array_equal(small, np.asarray(cropped))
 
     def test_the_partition_is_by_number(self, tmp_path: Path):
@@ -162,6 +162,20 @@ class TestImageNet64:
         found = examples(files.read_imagenet64([tmp_path], "train"))
         assert np.array_equal([example.image for example in found], images)
         assert [example.label for example in found] == [0, 999, 6, 1, 2]
+
+    @pytest.mark.parametrize("shape", [(500, 375), (64, 64), (70, 200), (333, 129), (30, 40)])
+    def test_folders_are_cropped_as_guided_diffusion_does(self, shape):
+        image = picture(0, shape)
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        found = files.read_photograph(buffer.getvalue(), "a", Options(image_size=64, channels=3))
+        expected = image.convert("RGB")
+        while min(expected.size) >= 128:
+            expected = expected.resize(tuple(side // 2 for side in expected.size), Image.Resampling.BOX)
+        scale = 64 / min(expected.size)
+        expected = np.array(expected.resize(tuple(round(side * scale) for side in expected.size), Image.BICUBIC))
+        y, x = ((side - 64) // 2 for side in expected.shape[:2])
+        assert np.array_equal(found, expected[y : y + 64, x : x + 64])
 
     def test_folders_need_a_thousand_classes(self, class_folder: Path, tmp_path: Path):
         (tmp_path / "imagenet").mkdir()

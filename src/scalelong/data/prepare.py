@@ -50,8 +50,9 @@ class Origin:
     def folder(self, split: str, options: Options) -> Path:
         """Return the split's folder in the cache, which depends on the files' listing and on the options."""
         if self.spec is not None and options == self.spec.with_defaults(Options()):
-            return cache_dir() / "data" / f"{self.name}-v{VERSION}" / split
-        facts: dict[str, Any] = {"version": VERSION, **asdict(options)}
+            return cache_dir() / "data" / f"{self.name}-v{VERSION + self.spec.revision}" / split
+        version = VERSION + (0 if self.spec is None else self.spec.revision)
+        facts: dict[str, Any] = {"version": version, **asdict(options)}
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", split):
             raise invalid("split", "a name such as train, validation or test", split)
         if self.hub is not None:

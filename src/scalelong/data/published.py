@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,15 +134,38 @@ def read_celeba(folders: Folders, split: str) -> Reading:
         raise SourceUnavailableError(f"{folders[0]} does not have {first:06d}.jpg, the first image of split {split!r}")
     names = (f"{number:06d}.jpg" for number in range(first, last + 1))
     examples = (Example(name, files[0].parent / name) for name in names)
-    return Reading(examples, last - first + 1, decode=read_face)
+    return Reading(examples, last - first + 1, decode=read_face, extra={"resize": "128×128 around (121, 89), bilinear"})
 
 
 def read_face(source: Path | bytes, name: str, options: Options) -> Pixels:
-    """Decode an aligned image and crop it to 128 × 128 around (121, 89) as U-ViT does; crop others at their centre."""
+    """Decode an aligned image, crop it to 128 × 128 around (121, 89) and resize it bilinearly, as U-ViT does.
+
+    Images of another size are cropped at their centre, as in any folder.
+    """
+    from PIL import Image
+
     image = read_image(source, name, Options(background=options.background))
     if image.shape[:2] == (218, 178):
-        image = np.ascontiguousarray(image[57:185, 25:153])
+        image, side = np.ascontiguousarray(image[57:185, 25:153]), options.image_size or 128
+        image = np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.BILINEAR))
     return read_image(image, name, options)
+
+
+def read_photograph(source: Path | bytes, name: str, options: Options) -> Pixels:
+    """Decode an image and crop it as guided-diffusion does: halve by box averages, then bicubic, then the centre."""
+    from PIL import Image
+
+    size = options.image_size
+    pixels = read_image(source, name, Options(channels=options.channels, background=options.background))
+    if size is None:
+        return pixels
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    while min(image.size) >= 2 * size:
+        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
+    scale = size / min(image.size)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    return np.asarray(image.crop((left, top, left + size, top + size))).reshape(size, size, pixels.shape[2])
 
 
 def read_imagenet64(folders: Folders, split: str) -> Reading:
@@ -150,7 +174,11 @@ def read_imagenet64(folders: Folders, split: str) -> Reading:
     pattern, count = ("train_data_batch_*.npz", 1_281_167) if train else ("val_data.npz", 50_000)
     paths = sorted(find(folders, pattern, depth=1), key=lambda path: (len(path.name), path.name))
     if paths:
-        return Reading(_imagenet64_rows(paths), count, tuple(str(label) for label in range(1000)))
+        resize = (
+            "downsampled by its publishers with a box filter (Chrabaszcz et al., 2017), not guided-diffusion's crop"
+        )
+        names = tuple(str(label) for label in range(1000))
+        return Reading(_imagenet64_rows(paths), count, names, extra={"resize": resize})
     for name in ("train",) if train else ("val", "validation"):
         subfolder = folders[0] / name
         if subfolder.is_dir():
@@ -158,7 +186,7 @@ def read_imagenet64(folders: Folders, split: str) -> Reading:
             classes = len(reading.class_names or ())
             if classes != 1000:
                 raise SourceUnavailableError(f"{subfolder} has {classes} class folders, expected 1,000")
-            return reading
+            return replace(reading, decode=read_photograph, extra={"resize": "guided-diffusion's crop"})
     raise SourceUnavailableError(f"{folders[0]} has neither {pattern} nor a folder for {split}")
 
 

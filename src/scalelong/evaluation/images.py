@@ -121,8 +121,10 @@ def check_batch(batch: Any, name: str) -> Tensor:
     if not isinstance(images, Tensor):
         raise EvaluationError(f"{name}: expected a batch of images, got {type(batch).__name__}")
     if images.dtype != torch.uint8:
-        hint = "; scalelong.evaluation.to_uint8 converts samples in [−1, 1]" if images.is_floating_point() else ""
-        raise EvaluationError(f"{name}: expected uint8 images, got {images.dtype}{hint}")
+        latents = images.ndim == 4 and 4 in (images.shape[1], images.shape[-1])
+        hint = "; scalelong.data.decode_latents decodes latents" if latents else ""
+        hint += "; scalelong.evaluation.to_uint8 converts samples in [−1, 1]" if images.is_floating_point() else ""
+        raise EvaluationError(f"{name}: expected uint8 images, got {images.dtype} {tuple(images.shape)}{hint}")
     if images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise EvaluationError(f"{name}: expected shape (b, h, w, 1 or 3), got {tuple(images.shape)}")
     return images
