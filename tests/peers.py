@@ -48,6 +48,18 @@ def lucidrains() -> ModuleType:
 
 
 @functools.cache
+def pytorch_fid() -> ModuleType:
+    """`pytorch_fid.inception`, or a skipped test where it is not installed."""
+    lucidrains()  # declares torchvision's operators and imports it with transformers
+    folder = next(f for f in FOLDERS if (f / "denoising_diffusion_pytorch").is_dir())
+    sys.path.append(str(folder))
+    try:
+        return importlib.import_module("pytorch_fid.inception")
+    finally:
+        sys.path.remove(str(folder))
+
+
+@functools.cache
 def network_packages() -> None:
     """Make the packages of requirements-networks.txt importable, if they are installed."""
     folders = [folder for folder in FOLDERS if (folder.parent / NETWORKS).is_dir() and folder.is_dir()]

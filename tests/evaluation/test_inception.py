@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from peers import pytorch_fid
 from scalelong.errors import EvaluationError
-from scalelong.evaluation import FeatureExtractor, InceptionExtractor
+from scalelong.evaluation import FeatureExtractor, InceptionExtractor, evaluate_images
 from scalelong.evaluation import extractors as extractors_module
 from scalelong.evaluation import inception as inception_module
+from scalelong.evaluation.extractors import PytorchFidExtractor
 from scalelong.evaluation.inception import INCEPTION, resize_tf1
 from scalelong.evaluation.weights import load_weights
 from scalelong.files import sha256, tensors_sha256
@@ -135,6 +137,46 @@ def test_features_on_random_weights_are_torch_fidelitys(inception, peer, size):
         ours = inception(batch)
     assert ours.shape == (2, 2048)
     assert float((ours - theirs).abs().max()) < 2e-5 * float(theirs.abs().max())
+
+
+def test_the_classifier_is_read_where_the_file_has_it_and_is_not_part_of_the_hash(inception, peer):
+    batch = images(2)
+    assert torch.equal(inception.head, peer.fc.weight)
+    with torch.inference_mode():
+        features = inception(batch)
+        peer.features_list = ["logits_unbiased"]
+        try:
+            (theirs,) = peer(batch.permute(0, 3, 1, 2).contiguous())
+        finally:
+            peer.features_list = ["2048"]
+    torch.testing.assert_close(features @ inception.head.T, theirs, rtol=1e-4, atol=1e-3)
+    tensors = {name: peer.state_dict()[name] for name in inception_module._NAMES}
+    assert inception.weights == tensors_sha256(tensors)
+
+
+def test_without_a_classifier_the_inception_score_says_which_file_has_it(inception):
+    extractor = copy.copy(inception)
+    extractor.head = None
+    with pytest.raises(EvaluationError, match="weights of inception-2015-12-05 have no classifier.*pytorch-fid's .pth"):
+        evaluate_images(images(12, 8).numpy(), images(12, 8, seed=1).numpy(), extractor, metrics=["is"])
+
+
+@pytest.mark.slow
+def test_the_pytorch_fid_extractor_is_pytorch_fids(inception, peer):
+    module = pytorch_fid()
+    with pytest.MonkeyPatch.context() as patch:
+        state = {name: value for name, value in peer.state_dict().items() if "feature_extractor" not in name}
+        patch.setattr(module, "load_state_dict_from_url", lambda *_, **__: state)
+        theirs = module.InceptionV3([module.InceptionV3.BLOCK_INDEX_BY_DIM[2048]]).eval()
+    ours = copy.copy(inception)
+    ours.prepare, ours.name = PytorchFidExtractor.prepare, PytorchFidExtractor.name
+    for size in (32, 64, 300):
+        batch = images(2, size)
+        with torch.inference_mode():
+            expected = theirs(batch.permute(0, 3, 1, 2).float() / 255)[0][:, :, 0, 0]
+            found, other = ours(batch), inception(batch)
+        assert float((found - expected).abs().max()) < 2e-5 * float(expected.abs().max())
+        assert float((other - expected).abs().max()) > 1e-3 * float(expected.abs().max())  # the TF1 resize is another
 
 
 def test_features_do_not_depend_on_the_batch(inception, monkeypatch):
