@@ -121,7 +121,6 @@ def test_a_run_is_evaluated(trained, tmp_path):
 
 
 def test_names_for_completion_are_those_of_the_registries():
-    from scalelong.data import CATALOG
     from scalelong.diffusion import SAMPLERS
     from scalelong.evaluation.extractors import EXTRACTORS
     from scalelong.process import PROCESSES
@@ -130,7 +129,6 @@ def test_names_for_completion_are_those_of_the_registries():
     assert set(_names.SAMPLERS) == set(SAMPLERS)
     assert set(_names.EXTRACTORS) == set(EXTRACTORS)
     assert set(_names.PROCESSES) == set(PROCESSES)
-    assert set(_names.DATASETS) == set(CATALOG)
     for precision in _names.PRECISIONS:
         autocast_type(precision)
 

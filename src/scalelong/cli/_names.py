@@ -1,4 +1,8 @@
-"""Names that commands check and complete before they import torch. A test compares them with the registries."""
+"""Names that commands check and complete before they import torch.
+
+The registries of these names are modules that import torch, which takes longer than `--help` and completion may: the
+names stand here a second time, and a test compares them. All others come from their registries.
+"""
 
 import os
 from collections.abc import Callable
@@ -23,7 +27,6 @@ SCHEDULERS = (
     "PNDMScheduler", "UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler",
     "EDMEulerScheduler", "EDMDPMSolverMultistepScheduler",
 )  # fmt: skip
-DATASETS = ("digits", "fashion-mnist", "cifar10", "shapes", "emoji", "celeba64", "imagenet64", "coco")
 
 
 def check_name(kind: str, name: str | None, known: tuple[str, ...]) -> None:
@@ -59,8 +62,10 @@ def complete_setting(incomplete: str) -> list[str]:
 
 def complete_data(incomplete: str) -> list[str]:
     """Complete a dataset's name or a path."""
+    from scalelong.data.catalog import CATALOG
+
     archives = (".npy", ".npz", ".zip", ".tar", ".tgz", ".gz")
-    return [*one_of(DATASETS)(incomplete), *_paths(incomplete, lambda p: p.is_dir() or p.suffix.lower() in archives)]
+    return [*one_of(tuple(CATALOG))(incomplete), *_paths(incomplete, lambda p: p.is_dir() or p.suffix.lower() in archives)]
 
 
 def complete_run(incomplete: str) -> list[str]:

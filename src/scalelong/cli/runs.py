@@ -98,6 +98,7 @@ def train(
 
 def _is_finished(config: Config, folder: Path) -> bool:
     """Whether the run has nothing left to do. Checked first, because what training imports takes seconds."""
+    from scalelong.data.catalog import CATALOG
     from scalelong.errors import RunError
     from scalelong.runs.config import differences
     from scalelong.runs.run import Run
@@ -108,7 +109,7 @@ def _is_finished(config: Config, folder: Path) -> bool:
             return False
     except RunError:
         return False  # training says what is wrong with the folder
-    if config.data.name in names.DATASETS:
+    if config.data.name in CATALOG:
         return True
     from scalelong.training.examples import Examples  # the files behind a path may have changed
 

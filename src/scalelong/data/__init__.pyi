@@ -1,0 +1,16 @@
+from scalelong.data.catalog import CATALOG as CATALOG
+from scalelong.data.catalog import DatasetSpec as DatasetSpec
+from scalelong.data.catalog import spec_of as spec_of
+from scalelong.data.dataset import Captions as Captions
+from scalelong.data.dataset import ImageData as ImageData
+from scalelong.data.encoders import LatentData as LatentData
+from scalelong.data.encoders import TextEncoder as TextEncoder
+from scalelong.data.encoders import TokenData as TokenData
+from scalelong.data.encoders import decode_latents as decode_latents
+from scalelong.data.encoders import encode_latents as encode_latents
+from scalelong.data.encoders import encode_prompts as encode_prompts
+from scalelong.data.encoders import encode_text as encode_text
+from scalelong.data.encoders import load_text_encoder as load_text_encoder
+from scalelong.data.encoders import load_vae as load_vae
+from scalelong.data.prepare import load as load
+from scalelong.data.prepare import prepared as prepared
