@@ -137,7 +137,7 @@ def test_names_for_completion_are_those_of_the_registries():
     ("line", "expected"),
     [
         ("scalelong train cifar10-t", ["cifar10-tiny", "cifar10-tiny-unet"]),
-        ("scalelong train --scaling cs", ["cs", "cs-reverse"]),
+        ("scalelong train --scaling cs-r", ["cs-reverse"]),
         ("scalelong compare --scalings none,cs:0.5,l", ["none,cs:0.5,ls"]),
         ("scalelong sample ru", ["run/"]),
         ("scalelong sample run --sampler ddi", ["ddim"]),

@@ -65,7 +65,8 @@ def complete_data(incomplete: str) -> list[str]:
     from scalelong.data.catalog import CATALOG
 
     archives = (".npy", ".npz", ".zip", ".tar", ".tgz", ".gz")
-    return [*one_of(tuple(CATALOG))(incomplete), *_paths(incomplete, lambda p: p.is_dir() or p.suffix.lower() in archives)]
+    paths = _paths(incomplete, lambda path: path.is_dir() or path.suffix.lower() in archives)
+    return [*one_of(tuple(CATALOG))(incomplete), *paths]
 
 
 def complete_run(incomplete: str) -> list[str]:
