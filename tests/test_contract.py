@@ -49,6 +49,7 @@ SIGNATURES = {
     "scalelong.estimate_kappa": "images num_skips process samples seed latents",
     "scalelong.evaluate_images": None,
     "scalelong.load_run": "folder",
+    "scalelong.tune": "make_run candidates steps budget",
     "scalelong.mup.roles": "net base_width base_depth",
     "scalelong.mup.init_": "net base_width base_depth",
     "scalelong.mup.param_groups": "net lr weight_decay base_width base_depth",
@@ -69,7 +70,7 @@ ERRORS = (
     "InvalidValueError UnknownNameError UnsupportedNetworkError ScalingStateError DataError RunError EvaluationError"
 )
 COMMANDS = (
-    "train sample evaluate compare report kappa theory robustness paper data presets doctor frontier coords transfer"
+    "train sample evaluate compare report kappa theory robustness paper data presets doctor frontier coords transfer tune"
 )
 
 

@@ -5,6 +5,7 @@ from scalelong.errors import ScalingWarning as ScalingWarning
 from scalelong.evaluation import Evaluation as Evaluation
 from scalelong.evaluation import evaluate_images as evaluate_images
 from scalelong.experiments.frontier import stable_learning_rate as stable_learning_rate
+from scalelong.experiments.halving import tune as tune
 from scalelong.kappa import KappaEstimate as KappaEstimate
 from scalelong.kappa import estimate_kappa as estimate_kappa
 from scalelong.models import UViT as UViT

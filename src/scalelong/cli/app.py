@@ -15,6 +15,7 @@ from scalelong.cli.mup import coords, transfer
 from scalelong.cli.paper import paper
 from scalelong.cli.runs import compare, report, sample, train
 from scalelong.cli.stability import kappa, robustness, theory
+from scalelong.cli.tune import tune
 from scalelong.version import __version__
 
 app = typer.Typer(
@@ -58,6 +59,7 @@ COMMANDS = (
     robustness,
     coords,
     transfer,
+    tune,
     paper,
     campaign,
 )

@@ -1,0 +1,189 @@
+"""`scalelong tune`: scaling, κ and learning rate of a preset by successive halving over run folders, resumable."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from scalelong.errors import RunError, ScaleLongError, invalid, unknown
+from scalelong.experiments.halving import Score, Tuned, halve
+from scalelong.experiments.live import Live
+from scalelong.experiments.plan import Job
+from scalelong.experiments.scheduler import Ending, make_slots, run_jobs, usable_cores, visible_gpus
+from scalelong.experiments.statistics import CONFIDENCE
+from scalelong.experiments.trials import TrialFile
+from scalelong.runs.config import Config, override
+from scalelong.runs.run import Run
+from scalelong.scaling import ConstantScaling, NoScaling, Scaling, parse_scaling, split_scalings
+
+OVER = ("scaling", "kappa", "lr")
+SCALINGS = "none,uniform,cs,ls"
+LR_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+KAPPAS = 4  # values in the range that the data gives
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting, the name of its run folder, and its config."""
+
+    name: str
+    config: Config
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The result of `tune_preset`; `best` has the config to train with."""
+
+    result: Tuned
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate:
+        return next(c for c in self.candidates if c.name == self.result.best)
+
+
+def candidates_of(config: Config, over: Sequence[str], scalings: str | None = None) -> tuple[Candidate, ...]:
+    """Every combination of what is searched; without scaling always among them.
+
+    `kappa` takes values from the range that the data gives, for CS; `lr` factors of the config's; `scaling` a list.
+    """
+    if not over:
+        raise invalid("--over", f"one or more of {', '.join(OVER)}", "")
+    for word in over:
+        if word not in OVER:
+            raise unknown("--over", word, OVER)
+    specs: list[Scaling] = [NoScaling()] if "scaling" in over or "kappa" in over else [config.scaling]
+    if "scaling" in over:
+        words = split_scalings(scalings or SCALINGS)
+        specs += [parse_scaling(w, kappa=config.kappa if w in ("cs", "cs-reverse") else None) for w in words]
+    if "kappa" in over:
+        specs += [ConstantScaling(kappa) for kappa in _kappas(config)]
+    rates = [config.train.lr * factor for factor in LR_FACTORS] if "lr" in over else [config.train.lr]
+    found = {}
+    for spec, lr in product(dict.fromkeys(specs), rates):
+        name = spec.label + (f"-lr{lr:g}" if len(rates) > 1 else "")
+        # A constant learning rate: a run that goes on must not have decayed before.
+        settings = {"scaling": spec, "train.lr": lr, "train.schedule": "constant", "sample.n": 0, "validate.every": 0}
+        found[name] = Candidate(name, override(config, settings))
+    return tuple(found.values())
+
+
+def _kappas(config: Config) -> list[float]:
+    import torch
+
+    from scalelong.kappa import estimate_kappa
+    from scalelong.runs.run import build_network
+    from scalelong.skips import find_sites
+    from scalelong.training.examples import Examples
+
+    examples = Examples(config, config.data.split)
+    shapes = examples.shapes
+    with torch.device("meta"):
+        skips = len(find_sites(build_network(override(config, {"scaling": NoScaling()}), shapes)))
+    count = min(len(examples), 2000)
+    images = examples.source.batch(torch.arange(count))
+    found = estimate_kappa(images, skips, process=examples.process, samples=10_000, latents=config.data.vae is not None)
+    step = (found.high - found.low) / (KAPPAS - 1)
+    values = dict.fromkeys(round(found.low + k * step, 2) for k in range(KAPPAS))
+    return [value for value in values if value != 1]  # which is no scaling
+
+
+def parse_budget(text: str, seconds_per_step: Callable[[], float], jobs: int) -> int:
+    """`2000steps` or `30m`, `1h`, `90s` of wall time, as steps of all candidates together."""
+    for suffix, scale in (("steps", None), ("s", 1), ("m", 60), ("h", 3600)):
+        number = text.strip().lower().removesuffix(suffix)
+        if number != text.strip().lower():
+            try:
+                value = float(number)
+            except ValueError:
+                break
+            if value > 0 and math.isfinite(value):
+                return int(value) if scale is None else int(value * scale * jobs / seconds_per_step())
+    raise invalid("--budget", "a number of steps or a time such as 2000steps, 90s, 30m or 1h", text)
+
+
+def time_step(config: Config, steps: int = 8) -> float:
+    """Seconds per training step on this machine."""
+    from scalelong.training.examples import Examples
+    from scalelong.training.trainer import Trainer
+
+    trainer = Trainer(config, Examples(config, config.data.split))
+    trainer.step()
+    started = time.perf_counter()
+    for _ in range(steps):
+        trainer.step()
+    return (time.perf_counter() - started) / steps
+
+
+def tune_preset(
+    candidates: Sequence[Candidate],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    budget: int | None = None,
+    confidence: float = CONFIDENCE,
+    jobs: int | None = None,
+    quiet: bool = False,
+) -> Tuning:
+    """Search among candidates in OUT/NAME-seedN. A second call resumes: what was trained is not trained again."""
+    configs = {c.name: c.config for c in candidates}
+    known = TrialFile(out / "rungs.jsonl")
+
+    def advance(names: Sequence[str], steps: int) -> dict[str, Score]:
+        planned = [
+            Job(name, seed, override(configs[name], {"train.steps": steps, "seed": seed}), out / f"{name}-seed{seed}")
+            for seed in seeds
+            for name in names
+        ]
+        missing = [job for job in planned if _key(job) not in known.finished]
+        for ending in _train(missing, out, jobs, quiet):
+            known.run(_key(ending.job), partial(_result, ending))
+        found = {name: [known.finished[_key(job)] for job in planned if job.variant == name] for name in names}
+        return {name: _score(results) for name, results in found.items()}
+
+    steps = candidates[0].config.train.steps
+    result = halve(list(configs), advance, steps=steps, blocks=len(seeds), budget=budget, confidence=confidence)
+    return Tuning(result, tuple(candidates))
+
+
+class InterruptedSearchError(ScaleLongError):
+    """A signal stopped the search; the same command resumes it."""
+
+
+def _train(missing: Sequence[Job], out: Path, jobs: int | None, quiet: bool) -> Sequence[Ending]:
+    if not missing:
+        return ()
+    slots = make_slots(len(missing), jobs, visible_gpus(), usable_cores())
+    with Live(missing, quiet=quiet) as display:
+        endings, signal = run_jobs(missing, slots, out / "logs", display)
+    if signal is not None:
+        raise InterruptedSearchError(f"stopped by signal {signal}; the same command resumes")
+    return endings
+
+
+def _key(job: Job) -> str:
+    return json.dumps(job.config.to_dict(), sort_keys=True)
+
+
+def _result(ending: Ending) -> dict[str, Any]:
+    """Validation loss of the EMA weights, and alarms. To become non-finite is a result; any other failure raises."""
+    run, log = Run(ending.job.folder), " ".join(ending.lines)
+    if not ending.ran and "not finite" not in log:
+        raise RunError(f"{ending.job.name} {ending.reason()}: {log[-300:]}")
+    kinds = [] if run.stability is None else sorted({str(a.get("kind")) for a in run.stability.log.alarms()})
+    return {"loss": run.column("val_loss_ema").last if ending.ran else None, "alarms": kinds}
+
+
+def _score(results: Sequence[dict[str, Any]]) -> Score:
+    losses = [result["loss"] for result in results]
+    if any(loss is None or not math.isfinite(loss) for loss in losses):
+        return Score((), "became non-finite")
+    alarms = sorted({kind for result in results for kind in result["alarms"]})
+    return Score(tuple(losses), f"raised alarms ({', '.join(alarms)})" if alarms else None)

@@ -1,0 +1,151 @@
+"""Successive halving keeps the best candidate with the stated confidence, spends a third of a grid, and resumes."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import scalelong
+from scalelong.cli import main
+from scalelong.errors import InvalidValueError
+from scalelong.experiments.halving import Score, halve, paired_differences
+from scalelong.experiments.tuning import candidates_of, parse_budget, tune_preset
+from tiny_runs import TINY, tiny_config
+
+
+def simulate(seed, gap, candidates=8, blocks=3, noise=0.01):
+    """Curves with a known order: every candidate is `gap` better than the next; blocks shift all of them alike."""
+    random = np.random.default_rng(seed)
+    floor = 0.3 + gap * random.permutation(candidates)
+    shared = random.normal(0, 0.05, blocks)
+
+    def advance(names, steps):
+        noisy = {name: floor[int(name)] + steps**-0.5 + shared + random.normal(0, noise, blocks) for name in names}
+        return {name: Score(tuple(values)) for name, values in noisy.items()}
+
+    result = halve([str(k) for k in range(candidates)], advance, steps=1000, blocks=blocks)
+    best = str(int(floor.argmin()))
+    return not result[best].dropped, result.best == best, result.steps / result.grid_steps
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.005, 0.03])
+def test_the_best_candidate_survives_with_the_stated_confidence(gap):
+    survived = [simulate(seed, gap)[0] for seed in range(200)]
+    # With equal candidates (gap 0) any of them may be dropped by chance: at most 5 % of the searches, and 3 σ of 200.
+    assert np.mean(survived) >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 200)
+
+
+def test_clear_differences_are_found_with_a_third_of_the_steps_of_the_grid():
+    trials = np.array([simulate(seed, 0.03) for seed in range(100)], dtype=float)
+    assert trials[:, 1].mean() >= 0.95
+    assert trials[:, 2].mean() <= 1 / 3
+
+
+def test_with_two_candidates_the_interval_is_the_paired_t_interval():
+    a, b = np.array([0.31, 0.35, 0.40, 0.33]), np.array([0.30, 0.33, 0.39, 0.30])
+    gap = paired_differences({"a": a, "b": b}, "b", 0.95)["a"]
+    expected = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert (gap.low, gap.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_a_candidate_that_fails_is_dropped_and_equal_candidates_tie():
+    def advance(names, steps):
+        scores = {name: Score((0.3, 0.4 + 1e-6 * int(name))) for name in names}
+        return scores | ({"2": Score((), "became non-finite")} if "2" in names else {})
+
+    result = halve(["0", "1", "2"], advance, steps=80, blocks=2)
+    assert result["2"].dropped == "became non-finite by step 10"
+    assert (result.best, result.tied) == ("0", ("1",))
+    assert result.steps == 2 * (3 * 10 + 2 * 70)
+
+
+def test_a_budget_ends_the_search_before_the_rung_that_would_exceed_it():
+    calls = []
+
+    def advance(names, steps):
+        calls.append(steps)
+        return {name: Score((0.3, 0.31)) for name in names}
+
+    assert halve(["a", "b"], advance, steps=80, budget=40, blocks=1).steps == 40
+    assert calls == [10, 20]
+    with pytest.raises(InvalidValueError, match="the first rung"):
+        halve(["a", "b"], advance, steps=80, budget=19)
+    with pytest.raises(InvalidValueError, match="different candidates"):
+        halve([], advance, steps=80)
+    with pytest.raises(InvalidValueError, match="every candidate failed"):
+        halve(["a"], lambda names, steps: {"a": Score((), "became non-finite")}, steps=80)
+
+
+def test_tune_continues_a_loop_of_your_own_from_its_state():
+    calls = []
+
+    def make_run(lr, steps, state):
+        calls.append((lr, state, steps))
+        curve = [abs(lr - 0.2) + 1 / steps + 0.001 * seed * lr for seed in range(3)]
+        return (float("nan") if lr > 1 else curve), steps
+
+    result = scalelong.tune(make_run, {"small": 0.1, "right": 0.2, "huge": 2.0}, steps=80)
+    assert result.best == "right"
+    assert "non-finite" in result["huge"].dropped
+    for lr in (0.1, 0.2):
+        states = [(state, steps) for rate, state, steps in calls if rate == lr]
+        assert [state for state, _ in states] == [None, *[steps for _, steps in states[:-1]]]
+
+
+def test_candidates_cover_what_is_searched_and_no_scaling():
+    config = tiny_config("digits-uvit", model__depth=12)
+    names = [c.name for c in candidates_of(config, ["kappa"])]
+    assert names[0] == "none"
+    assert len(names) == 5
+    rates = candidates_of(config, ["lr"])
+    assert [c.config.train.lr / config.train.lr for c in rates] == [0.25, 0.5, 1, 2, 4]
+    both = candidates_of(config, ["scaling", "lr"], "none,cs:0.5,ls")
+    assert len(both) == 15
+    assert {c.config.train.schedule for c in both} == {"constant"}
+    with pytest.raises(InvalidValueError, match="depth"):
+        candidates_of(config, ["depth"])
+
+
+@pytest.mark.parametrize(("text", "steps"), [("2000steps", 2000), ("30s", 600), ("2m", 2400), ("0.5h", 36000)])
+def test_a_budget_is_a_number_of_steps_or_a_time(text, steps):
+    assert parse_budget(text, lambda: 0.1, jobs=2) == steps
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-3m", "steps", "10"])
+def test_another_budget_is_refused(text):
+    with pytest.raises(InvalidValueError, match="--budget"):
+        parse_budget(text, lambda: 0.1, jobs=1)
+
+
+def test_the_command_searches_resumes_and_prints_the_command_to_train_with(tmp_path, capsys):
+    settings = [f"--set={key}={value}" for key, value in TINY.items() if key not in ("train.steps", "checkpoint.every")]
+    command = [
+        "tune",
+        "digits-uvit",
+        "--over",
+        "scaling",
+        "--scalings",
+        "none,uniform",
+        "--steps",
+        "16",
+        "--seeds",
+        "1",
+    ]
+    for _ in range(2):
+        with pytest.raises(SystemExit) as stopped:
+            main([*command, "--out", str(tmp_path), "--budget", "8steps", "--json", *settings])
+        assert stopped.value.code in (0, None)
+        found = json.loads(capsys.readouterr().out)
+        assert {s["name"] for s in found["standings"]} == {"none", "uniform"}
+        assert found["steps"] == 8
+        assert found["command"].startswith("scalelong train digits-uvit --scaling ")
+    assert len((tmp_path / "rungs.jsonl").read_text().splitlines()) == 4  # the second search trained nothing
+
+
+def test_a_search_takes_known_rungs_from_its_file(tmp_path, monkeypatch):
+    config = tiny_config("digits-uvit", train__steps=8)
+    candidates = candidates_of(config, ["scaling"], "none,uniform")
+    tune_preset(candidates, [0], tmp_path, budget=2, quiet=True)
+    monkeypatch.setattr("scalelong.experiments.tuning.run_jobs", None)  # any training would fail
+    assert tune_preset(candidates, [0], tmp_path, budget=2, quiet=True).result.steps == 2
