@@ -1,6 +1,7 @@
 """Successive halving keeps the best candidate with the stated confidence, spends a third of a grid, and resumes."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,3 +150,10 @@ def test_a_search_takes_known_rungs_from_its_file(tmp_path, monkeypatch):
     tune_preset(candidates, [0], tmp_path, budget=2, quiet=True)
     monkeypatch.setattr("scalelong.experiments.tuning.run_jobs", None)  # any training would fail
     assert tune_preset(candidates, [0], tmp_path, budget=2, quiet=True).result.steps == 2
+
+
+def test_the_documented_loop_runs():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "tune.md").read_text(encoding="utf-8")
+    names = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    assert names["result"].best == "lr 0.3"
