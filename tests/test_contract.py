@@ -69,7 +69,10 @@ FIELDS = {
 ERRORS = (
     "InvalidValueError UnknownNameError UnsupportedNetworkError ScalingStateError DataError RunError EvaluationError"
 )
-COMMANDS = "train sample evaluate compare report kappa theory robustness paper data presets doctor frontier coords transfer tune"
+COMMANDS = (
+    "train sample evaluate compare report kappa theory robustness paper data presets doctor frontier coords transfer "
+    "tune campaign"
+)
 
 
 def resolve(name):
