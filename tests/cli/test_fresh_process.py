@@ -138,7 +138,7 @@ def test_names_for_completion_are_those_of_the_registries():
     [
         ("scalelong train cifar10-t", ["cifar10-tiny", "cifar10-tiny-unet"]),
         ("scalelong train --scaling cs-r", ["cs-reverse"]),
-        ("scalelong compare --scalings none,cs:0.5,l", ["none,cs:0.5,ls"]),
+        ("scalelong compare --scalings none,cs:0.5,un", ["none,cs:0.5,uniform"]),
         ("scalelong sample ru", ["run/"]),
         ("scalelong sample run --sampler ddi", ["ddim"]),
         ("scalelong train --set train.log", ["train.log_every="]),

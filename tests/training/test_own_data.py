@@ -73,6 +73,7 @@ def test_steps_follow_from_cost_and_number_of_images():
 def test_captions_or_classes_condition_the_network():
     names = ("a", "b", "c")
     assert picked(captions=True, class_names=names)["data.text"] == "minilm"
+    assert picked(captions=True, class_names=names)["model.attention"] is None  # the default, which attends to text
     assert picked(class_names=names)["data.classes"] is True
     assert "data.classes" not in picked(class_names=names, images=29)
     assert "data.classes" not in picked(class_names=("all",))

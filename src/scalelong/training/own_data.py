@@ -94,7 +94,8 @@ def pick(seen: Seen, data: DataConfig, base: Config, given: Collection[str] = ()
         notes += [remark] if remark else []
     levels = next(n for n in (3, 2, 1) if size % 2 ** (n - 1) == 0)
     widths = next(widths[:levels] for largest, widths in WIDTHS if size <= largest)
-    settings |= {"model.kind": "unet", "model.channels": widths, "model.layers": 1, "train.lr": 1e-3}
+    settings |= {"model.kind": "unet", "model.channels": widths, "model.layers": 1, "model.attention": None}
+    settings["train.lr"] = 1e-3
     rows = len(facts.class_names or ()) + 1 if settings.get("data.classes") else None
     text = (TOKENS, ENCODER_WIDTH) if settings.get("data.text") else (None, None)
     work = size_of(override(base, settings), Shapes(data.channels or _channels(facts), size, rows, *text))
