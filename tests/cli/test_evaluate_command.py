@@ -129,6 +129,9 @@ def test_comparison_ranks_and_refuses(capsys, folders, tmp_path):
         (["--vary", "n", "a"], "--vary n needs --compare"),
         (["nowhere", "nothing", "--compare"], "nowhere does not exist"),
         (["--images", "EMPTY", "--reference", "."], "contains no images"),
+        (["--images", ".", "--reference", ".", "--step", "best"], "--step, --labels and --memorisation apply to a run"),
+        (["nowhere", "--labels", "frequent"], "unknown labels 'frequent'; did you mean 'frequency'?"),
+        (["a", "b", "--compare", "--metrics", "fid,kid"], "ranks by one metric, got fid, kid"),
     ],
 )
 def test_errors_are_one_sentence(capsys, tmp_path, arguments, message):
@@ -185,6 +188,45 @@ def test_a_run_is_evaluated_with_its_card(capsys, trained):
     again = json.loads((trained / "evaluation.json").read_text())
     assert again["card"]["content"] == answer["card"]["content"]
     assert again["frechet"] == pytest.approx(answer["frechet"], rel=1e-3)
+
+
+def test_metrics_are_chosen_by_name_and_rank_a_comparison(capsys, folders, trained, tmp_path):
+    names = ["precision", "recall", "density", "coverage", "mind", "frechet"]
+    arguments = ["evaluate", trained, "--n", 10, "--steps", 2, "--reference", "digits:train:20", *CHEAP]
+    code, out, _ = run(capsys, *arguments, "--metrics", ",".join(names), "--json", "--out", tmp_path / "a.json")
+    answer = json.loads(out)
+    assert code == 0
+    assert list(answer["metrics"]) == list(answer["card"]["metrics"]) == names
+    run(capsys, *arguments, "--metrics", ",".join(names), "--seed", 1, "--out", tmp_path / "b.json")
+    code, out, _ = run(capsys, "evaluate", tmp_path / "a.json", tmp_path / "b.json", "--compare", "--metrics", "mind")
+    assert code == 0
+    assert "MIND" in out
+
+
+def test_a_step_and_memorisation_of_a_run(capsys, trained):
+    arguments = ["evaluate", trained, "--n", 10, "--steps", 2, "--reference", "digits:train:20", *CHEAP]
+    code, out, _ = run(capsys, *arguments, "--step", 2, "--memorisation", "--json")
+    assert code == 0
+    assert json.loads(out)["memorisation"]["n"] == 10
+    assert (trained / "memorisation.png").is_file()
+    code, _, err = run(capsys, *arguments, "--step", "best")
+    assert code == 1
+    assert "evaluate.keep_best=true" in err
+
+
+def test_a_npz_needs_its_extractor_stated(capsys, folders, tmp_path):
+    import numpy as np
+
+    np.savez(tmp_path / "stats.npz", mu=np.zeros(192), sigma=np.eye(192))
+    arguments = ["evaluate", "--images", folders[0], "--reference", tmp_path / "stats.npz", *CHEAP]
+    code, _, err = run(capsys, *arguments)
+    assert code == 1
+    assert "--reference-extractor" in err
+    code, _, err = run(capsys, *arguments, "--reference-extractor", "inception-pytorch-fid")
+    assert code == 1
+    assert "have extractor inception-pytorch-fid, expected 8×8 pixels" in err
+    code, _, _ = run(capsys, *arguments, "--reference-extractor", "8×8 pixels")
+    assert code == 0
 
 
 def test_statistics_are_computed_once_with_their_card(capsys, tmp_path):

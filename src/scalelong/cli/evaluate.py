@@ -256,10 +256,10 @@ def _compare(paths: list[Path], vary: list[str], json: bool, metrics: list[str] 
     from scalelong.evaluation import METRICS, Evaluation, compare
     from scalelong.runs.run import EVALUATIONS
 
-    files = {str(path): path / EVALUATIONS["evaluate"] if path.is_dir() else path for path in paths}
-    evaluations = {name: Evaluation.load(path) for name, path in files.items()}
     if metrics is not None and len(metrics) != 1:
         raise InvalidValueError(f"--compare ranks by one metric, got {', '.join(metrics) or 'none'}")
+    files = {str(path): path / EVALUATIONS["evaluate"] if path.is_dir() else path for path in paths}
+    evaluations = {name: Evaluation.load(path) for name, path in files.items()}
     comparison = compare(evaluations, vary, metrics[0] if metrics else None)
     ranked = [(name, evaluations[name]) for name in comparison.ranking]
     if json:
