@@ -159,10 +159,10 @@ def test_equal_captions_are_kept_once(captioned: ImageData, clip: Path):
 
 def test_tokens_are_mapped_and_found_again(captioned: ImageData, clip: Path, monkeypatch: pytest.MonkeyPatch):
     first = encode_text(captioned, clip)
-    monkeypatch.setattr(encoders, "_write_tokens", None)  # encoding again would fail
+    monkeypatch.setattr("scalelong.data.shards._write_some", None)  # encoding again would fail
     second = encode_text(captioned, clip)
     assert second.fingerprint == first.fingerprint
-    assert isinstance(np.load(first.folder / "tokens.npy", mmap_mode="r"), np.memmap)
+    assert isinstance(np.load(first.folder / "tokens-00000.npy", mmap_mode="r"), np.memmap)
     assert torch.equal(pickle.loads(pickle.dumps(second)).batch([1]), first.batch([1]))
 
 
@@ -242,7 +242,7 @@ def test_pickled_weights_are_not_opened(tmp_path: Path, clip: Path):
 
 def test_damaged_tokens_are_an_error(captioned: ImageData, clip: Path):
     data = encode_text(captioned, clip)
-    path = data.folder / "tokens.npy"
+    path = data.folder / "tokens-00000.npy"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(DataError, match=r"tokens\.npy"):
+    with pytest.raises(DataError, match=r"tokens-00000\.npy"):
         encode_text(captioned, clip)

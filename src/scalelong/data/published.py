@@ -168,8 +168,11 @@ def read_photograph(source: Path | bytes, name: str, options: Options) -> Pixels
     return np.asarray(image.crop((left, top, left + size, top + size))).reshape(size, size, pixels.shape[2])
 
 
+IMAGENET_CLASSES = 1000
+
+
 def read_imagenet64(folders: Folders, split: str) -> Reading:
-    """Read the downsampled .npz batches, or train/ and val/ with one folder per class."""
+    """Read the downsampled .npz batches, or train/ with one folder per class and val/, which may be flat."""
     train = split == "train"
     pattern, count = ("train_data_batch_*.npz", 1_281_167) if train else ("val_data.npz", 50_000)
     paths = sorted(find(folders, pattern, depth=1), key=lambda path: (len(path.name), path.name))
@@ -180,14 +183,60 @@ def read_imagenet64(folders: Folders, split: str) -> Reading:
         names = tuple(str(label) for label in range(1000))
         return Reading(_imagenet64_rows(paths), count, names, extra={"resize": resize})
     for name in ("train",) if train else ("val", "validation"):
-        subfolder = folders[0] / name
-        if subfolder.is_dir():
+        for subfolder in (path for path in find(folders, name, depth=3) if path.is_dir()):
+            flat = [] if train else sorted(subfolder.glob("*.JPEG"))
+            if flat:
+                return _imagenet_flat(folders, flat)
             reading = read_folder(subfolder, "train", Options())
             classes = len(reading.class_names or ())
-            if classes != 1000:
-                raise SourceUnavailableError(f"{subfolder} has {classes} class folders, expected 1,000")
+            if classes != IMAGENET_CLASSES:
+                raise SourceUnavailableError(f"{subfolder} has {classes} class folders, expected {IMAGENET_CLASSES:,}")
             return replace(reading, decode=read_photograph, extra={"resize": "guided-diffusion's crop"})
     raise SourceUnavailableError(f"{folders[0]} has neither {pattern} nor a folder for {split}")
+
+
+def _imagenet_flat(folders: Folders, files: list[Path]) -> Reading:
+    """Read a flat val/ as it is published. A file that is usually beside it has the class of each image."""
+    train = [path for path in find(folders, "train", depth=3) if path.is_dir()]
+    ids = sorted(path.name for path in train[0].iterdir() if path.is_dir()) if train else []
+    wanted = {file.stem: file for file in files}
+    stated = _imagenet_labels(folders, sorted(wanted))
+    missing = sorted(set(wanted) - set(stated))
+    if missing:
+        expected = "LOC_val_solution.csv, val.txt, imagenet_2012_validation_synset_labels.txt or CLS-LOC annotations"
+        raise SourceUnavailableError(
+            f"{files[0].parent} has no class folders, and no class for {len(missing):,} of {len(files):,} images "
+            f"({missing[0]}); put {expected} beside it"
+        )
+    ids = ids if len(ids) == IMAGENET_CLASSES else sorted({label for label in stated.values() if not label.isdigit()})
+    number = {name: index for index, name in enumerate(ids)} | {str(k): k for k in range(IMAGENET_CLASSES)}
+    unknown = next((label for name, label in stated.items() if name in wanted and label not in number), None)
+    if unknown is not None:
+        raise DataError(f"{files[0].parent}: class {unknown!r} is not one of the {len(ids):,} folders of train/")
+    names = tuple(ids) if len(ids) == IMAGENET_CLASSES else tuple(str(k) for k in range(IMAGENET_CLASSES))
+    examples = (Example(file.name, file, number[stated[file.stem]]) for file in files)
+    resize = {"resize": "guided-diffusion's crop"}
+    return Reading(examples, len(files), names, decode=read_photograph, extra=resize)
+
+
+def _imagenet_labels(folders: Folders, stems: list[str]) -> dict[str, str]:
+    """Return the class of each validation image, as a WordNet id or a number, from the usual files."""
+    for pattern in ("LOC_val_solution.csv", "val.txt", "ILSVRC2012_val.txt", "val_map.txt"):
+        for path in find(folders, pattern, depth=3):  # `ILSVRC2012_val_00000001[.JPEG],n01751748 …` or `… 65`
+            rows = (re.split(r"[,\s]+", line.strip()) for line in path.read_text().splitlines())
+            return {row[0].removesuffix(".JPEG"): row[1] for row in rows if len(row) > 1 and row[0] != "ImageId"}
+    for path in find(folders, "imagenet_2012_validation_synset_labels.txt", depth=3):  # one id per line, in order
+        return dict(zip(stems, path.read_text().split(), strict=False))
+    notes = [
+        path for path in find(folders, "CLS-LOC", depth=3) if (path / "val").is_dir() and path.parent.name != "Data"
+    ]
+    found: dict[str, str] = {}
+    for folder in notes:
+        for stem in stems:
+            path = folder / "val" / f"{stem}.xml"
+            name = re.search(r"<name>\s*(n\d{8})\s*</name>", path.read_text()) if path.is_file() else None
+            found |= {stem: name.group(1)} if name else {}
+    return found
 
 
 def _imagenet64_rows(paths: list[Path]) -> Iterator[Example]:

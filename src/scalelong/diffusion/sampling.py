@@ -9,7 +9,7 @@ from torch import Tensor
 from scalelong import counter
 from scalelong._modules import device_of, evaluating
 from scalelong.counter import Stream
-from scalelong.diffusion.network import Network, guided, make_conditions
+from scalelong.diffusion.network import Network, guided
 from scalelong.diffusion.network import clip_denoised as clip_prediction
 from scalelong.diffusion.samplers import PredictFn, Sampler, get_sampler
 from scalelong.errors import ScaleLongError, invalid
@@ -57,7 +57,7 @@ def sample(
     first: int = 0,
     batch_size: int = 64,
     y: int | Tensor | None = None,
-    context: Tensor | None = None,
+    context: Tensor | Callable[[int, int], Tensor] | None = None,
     guidance: float = 1.0,
     null_y: int | None = None,
     null_context: Tensor | None = None,
@@ -76,7 +76,8 @@ def sample(
         process: the objective of training, or the process of a network that predicts noise.
         sampler: one of `SAMPLERS`, or the name of a diffusers scheduler.
         y: labels (n,), or one label for all images.
-        context: text tokens (n, L, D), or (L, D) for all images.
+        context: text tokens (n, L, D), or (L, D) for all images, or `context(start, count)` that returns those of a
+            batch when it is sampled, so that they are never all in memory.
         guidance, null_y, null_context: see `guided`.
         device: defaults to the network's device.
         autocast: dtype of the network's mixed precision; x stays float32.
@@ -90,10 +91,15 @@ def sample(
         if value < least:
             raise invalid(name, f"an integer >= {least}", value)
     target = torch.device(device) if device is not None else device_of(net)
-    conditions = make_conditions(_per_image("y", y, n, 1), _per_image("context", context, n, 3))
+    tokens = context if callable(context) else _per_image("context", context, n, 3)
+    given = {"y": _per_image("y", y, n, 1), "context": tokens}
+    conditions = {name: value for name, value in given.items() if value is not None}
 
     def prediction(start: int, count: int) -> PredictFn:
-        rows = {name: value[start : start + count].to(target) for name, value in conditions.items()}
+        rows = {
+            name: (value(start, count) if callable(value) else value[start : start + count]).to(target)
+            for name, value in conditions.items()
+        }
         predict = guided(net, objective, guidance, **rows, null_y=null_y, null_context=null_context)
         return clip_prediction(predict, process) if clip_denoised else predict
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scalelong import counter
+from scalelong._modules import device_of
 from scalelong.counter import Stream
 from scalelong.data.dataset import ImageData
 from scalelong.diffusion import get_objective, sample, to_uint8
@@ -56,11 +57,12 @@ def generate(
 
     `check` is called with every batch of a pixel-space network before its values are clamped: see `RangeCheck`.
     """
-    from scalelong.data import decode_latents
+    from scalelong.data import decode_latents, load_vae
 
     y = _labels(config, facts, request)
-    context, null_context = _tokens(config, request)
-    vae, scale = config.data.vae, config.data.latent_scale
+    device = device_of(net)
+    context, null_context = _tokens(config, request, device)
+    vae: Any = None if config.data.vae is None else load_vae(config.data.vae).to(device)
     batches = sample(
         get_model(config.model.kind).adapt(net),
         request.n,
@@ -81,7 +83,7 @@ def generate(
         clip_denoised=request.clips(config),
         check=check if vae is None else None,
     )
-    decoded = batches if vae is None else (decode_latents(batch, vae, scale) for batch in batches)
+    decoded = batches if vae is None else (decode_latents(batch, vae, config.data.latent_scale) for batch in batches)
     return (to_uint8(batch).cpu().numpy() for batch in decoded)
 
 
@@ -165,20 +167,29 @@ def drawn_from(config: Config, facts: Facts, request: Request) -> str | None:
     )
 
 
-def _tokens(config: Config, request: Request) -> tuple[Tensor | None, Tensor | None]:
-    """Return the text tokens (n, L, D) and those of the empty prompt (L, D)."""
+def _tokens(
+    config: Config, request: Request, device: torch.device
+) -> tuple[Callable[[int, int], Tensor] | None, Tensor | None]:
+    """Return a function for the text tokens (count, L, D) of a batch, and those of the empty prompt (L, D).
+
+    The encoder is loaded once, on the device of the network, and encodes the prompts of a batch when it is sampled.
+    """
     if config.data.text is None:
         if request.prompts is not None:
             raise InvalidValueError(f"this run has no text, got prompts {list(request.prompts)}; leave out --prompt")
         return None, None
-    from scalelong.data import encode_prompts
+    from scalelong.data import TextEncoder, encode_prompts, load_text_encoder
 
     prompts = _prompts(config, request)
-    distinct = list(dict.fromkeys([*prompts, ""]))
-    encoded = encode_prompts(distinct, encoder=config.data.text, max_length=config.data.text_tokens)
-    row = {prompt: k for k, prompt in enumerate(distinct)}
-    order = [row[prompts[k % len(prompts)]] for k in range(request.first, request.first + request.n)]
-    return encoded[order], encoded[row[""]]
+    encoder = load_text_encoder(config.data.text, config.data.text_tokens)
+    if isinstance(encoder, TextEncoder):
+        encoder.model.to(device)
+
+    def context(start: int, count: int) -> Tensor:
+        rows = range(request.first + start, request.first + start + count)
+        return encode_prompts([prompts[k % len(prompts)] for k in rows], encoder)
+
+    return context, encode_prompts([""], encoder)[0]
 
 
 def _prompts(config: Config, request: Request) -> Sequence[str]:
