@@ -66,7 +66,8 @@ class Results:
         failed = count - len(self.finished)
         arms = {arm.name: sum(r["arm"] == arm.name for r in self.records.values()) for arm in self.plan.arms}
         listed = ", ".join(f"{name} {n}" for name, n in arms.items() if n or len(arms) <= FEW) or "none yet"
-        ended = f" ({failed} became non-finite)" if failed else ""
+        names = ", ".join(name for name in self.records if name not in self.finished)
+        ended = f" ({failed} became non-finite: {names})" if failed else ""
         seeds = len(self.plan.seeds)
         return f"{count} of {total} planned runs are finished{ended}: {listed}; {seeds} seeds are planned for each."
 

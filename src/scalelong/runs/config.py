@@ -279,6 +279,8 @@ def differences(stored: Config, new: Config) -> list[str]:
     """Return `key: stored → new` for every setting that a resumed run must not change."""
     before, after = flatten(stored.to_dict()), flatten(new.to_dict())
     keys = [k for k in {**before, **after} if not any(k == free or k.startswith(free + ".") for free in FREE)]
+    if after.get("train.precision") == "auto":  # stands for what the run started with
+        keys.remove("train.precision")
     return [f"{k}: {before.get(k)!r} → {after.get(k)!r}" for k in sorted(keys) if before.get(k) != after.get(k)]
 
 
