@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: demo test test-slow test-faults test-lowest lint format bench docs clean
 
-# Four scalings from one seed, two at a time: about four minutes on two cores. Running it again resumes, or shows the result.
+# Four scalings from one seed, two at a time: about two minutes on two idle cores. Running it again resumes, or shows the result.
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	@$(BIN)/scalelong compare digits-class --scalings none,uniform,cs,ls --seeds 1 --steps 600 --samples 256 --set validate.every=100 --set sample.every=200 --out runs/demo --open
 

@@ -140,6 +140,9 @@ def test_only_length_logging_and_output_may_change_on_resume():
     a = preset("digits-uvit")
     free = {"train.steps": 9, "train.log_every": 3, "checkpoint.every": 7, "sample.n": 1, "validate.every": 2}
     assert differences(a, override(a, free)) == []
+    assert a.train.precision == "auto"
+    assert differences(override(a, {"train.precision": "fp32"}), a) == []  # the one that the run started with
+    assert differences(override(a, {"train.precision": "fp32"}), override(a, {"train.precision": "bf16"})) != []
     changed = differences(a, override(a, {"train.lr": "2e-3", "seed": 4, "scaling": "ls"}))
     assert changed[0].startswith("scaling.activation: None →")
     assert [line for line in changed if not line.startswith("scaling")] == ["seed: 0 → 4", "train.lr: 0.001 → 0.002"]

@@ -276,8 +276,13 @@ FREE = ("train.steps", "train.log_every", "tracker", "checkpoint", "validate", "
 
 
 def differences(stored: Config, new: Config) -> list[str]:
-    """Return `key: stored → new` for every setting that a resumed run must not change."""
+    """Return `key: stored → new` for every setting that a resumed run must not change.
+
+    Precision `auto` continues with the one that the run started with.
+    """
     before, after = flatten(stored.to_dict()), flatten(new.to_dict())
+    if after["train.precision"] == "auto":
+        after["train.precision"] = before["train.precision"]
     keys = [k for k in {**before, **after} if not any(k == free or k.startswith(free + ".") for free in FREE)]
     if after.get("train.precision") == "auto":  # stands for what the run started with
         keys.remove("train.precision")
