@@ -1,7 +1,7 @@
 """How well do FID, KID and MIND rank CIFAR-10 and graded corruptions of it, with 500 to 10,000 samples?
 
     python benchmarks/studies/metric_ranking.py features --out FOLDER [--extractor inception]    # resumes
-    python benchmarks/studies/metric_ranking.py rank --features FOLDER [--json results/metric-ranking.json]
+    python benchmarks/studies/metric_ranking.py rank --features FOLDER [--sizes 500 1000] [--json results/metric-ranking.json]
     python benchmarks/studies/metric_ranking.py cost [--json results/metric-cost.json]
 
 The reference is CIFAR-10's test split. A set has N training images, of which a share is corrupted by Gaussian noise of
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from scalelong.files import write_text
 
 SIZE, CHUNK, NOISE = 10_000, 500, 8.0
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
-DRAWS = {500: 6, 1000: 6, 2000: 5, 5000: 2, 10_000: 1}
+DRAWS = {500: 6, 1000: 6, 2000: 4, 5000: 2, 10_000: 1}
 # name → split, first image, standard deviation of the noise in grey levels; chunks of all sets are computed in turn
 SETS = {"reference": ("test", 0, 0.0), "clean": ("train", 0, 0.0), "noise": ("train", 10_000, NOISE)}
 
@@ -109,19 +110,21 @@ class Reference:
         return sliced_distance(features, self.features).value
 
 
-def rank(folder: Path, out: Path | None) -> None:
+def rank(folder: Path, sizes: list[int], out: Path | None) -> None:
     clean, noise = stored(folder, "clean"), stored(folder, "noise")
     pool = min(len(clean), len(noise))
     reference = Reference(stored(folder, "reference"))
     metrics = {"FID": reference.fid, "KID": reference.kid, "MIND": reference.mind}
     extractor = (folder / "extractor.txt").read_text(encoding="utf-8") if (folder / "extractor.txt").exists() else "?"
-    record: dict[str, object] = {
-        "command": f"python benchmarks/studies/metric_ranking.py rank --features FOLDER (extractor: {extractor})",
-        "reference": len(reference.features), "shares": SHARES, "by N": {},
+    record: dict[str, Any] = {
+        "command": "python benchmarks/studies/metric_ranking.py rank --features FOLDER",
+        "extractor": extractor, "reference": len(reference.features), "shares": list(SHARES), "by N": {},
     }  # fmt: skip
+    if out is not None and out.is_file():  # sizes that were ranked before
+        record["by N"] = json.loads(out.read_text(encoding="utf-8"))["by N"]
     for n, draws in DRAWS.items():
         draws = min(draws, pool // n)
-        if not draws:
+        if not draws or n not in sizes:
             continue
         values: dict[str, list[list[float]]] = {name: [[] for _ in SHARES] for name in metrics}
         for draw in range(draws):
@@ -139,7 +142,7 @@ def rank(folder: Path, out: Path | None) -> None:
                 "right": [round(float(np.mean(pair)), 3) for pair in pairs],
             }
             print(f"N = {n:6,} {name:4s} right {result[name]['right']} mean {result[name]['mean']}", flush=True)
-        record["by N"][str(n)] = {"draws": draws, **result}  # type: ignore[index]
+        record["by N"][str(n)] = {"draws": draws, **result}
         if out is not None:
             write_text(out, json.dumps(record, indent=1) + "\n")
 
@@ -186,6 +189,7 @@ def main() -> None:
     features.add_argument("--extractor", default="inception")
     ranked = commands.add_parser("rank")
     ranked.add_argument("--features", type=Path, required=True)
+    ranked.add_argument("--sizes", type=int, nargs="+", default=list(DRAWS))
     costs = commands.add_parser("cost")
     for command in (ranked, costs):
         command.add_argument("--json", type=Path)
@@ -193,7 +197,7 @@ def main() -> None:
     if options.command == "features":
         extract(options.out, options.extractor)
     elif options.command == "rank":
-        rank(options.features, options.json)
+        rank(options.features, options.sizes, options.json)
     else:
         cost(options.json)
 

@@ -72,8 +72,6 @@ class Run:
         self.samples_path = self.folder / "samples"
         self.model_path = self.folder / "model"
         self.best_path = self.folder / "best"  # the network of the lowest distance (evaluate.keep_best)
-        # A new network is written to the first, then renamed, while the second keeps the one it replaces.
-        self._new_model, self._old_model = self.folder / ".model-new", self.folder / ".model-old"
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
@@ -359,8 +357,7 @@ class Run:
             return False
         facts = {"step": result.card.generation.step, "metric": result.card.metric, "value": value}
         facts |= {"n": result.card.n, "evaluations": len(values)}
-        shutil.rmtree(self.best_path, ignore_errors=True)
-        with atomic_folder(self.best_path) as folder:
+        with self._replaced(self.best_path) as folder:
             get_model(self.config.model.kind).save(net, folder)
             (folder / STEP).write_text(json.dumps(facts) + "\n", encoding="utf-8")
         return True
@@ -426,8 +423,8 @@ class Run:
         try:
             with suppress(OSError):  # Windows does not let us write to a locked file; the message then has no owner
                 path.write_text(f"process {os.getpid()}", encoding="ascii")
-            self._recover_model()
-            sweep(self.folder, CONFIG, self.stability_path.name, ".model-new")
+            self._recover()
+            sweep(self.folder, CONFIG, self.stability_path.name, ".model-new", ".best-new")
             sweep(self.checkpoints_path, "step-*")
             sweep(self.samples_path, "step-*")
             yield
@@ -447,24 +444,33 @@ class Run:
 
     def save_model(self, net: nn.Module, step: int) -> None:
         """Replace model/ by this network: written beside it first, then renamed."""
-        shutil.rmtree(self._new_model, ignore_errors=True)
-        with atomic_folder(self._new_model) as folder:
+        with self._replaced(self.model_path) as folder:
             get_model(self.config.model.kind).save(net, folder)
             if hasattr(net, "save_pretrained"):
                 self._write_pipeline(net, folder)
             (folder / STEP).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
-        if self.model_path.exists():
-            os.rename(self.model_path, self._old_model)
-        os.rename(self._new_model, self.model_path)
-        shutil.rmtree(self._old_model, ignore_errors=True)
         self.__dict__.pop("net", None)
 
-    def _recover_model(self) -> None:
-        """A kill between the two renames of `save_model` leaves no model/: restore the newer of the two folders."""
-        for candidate in (self._new_model, self._old_model):
-            if candidate.exists() and not self.model_path.exists():
-                os.rename(candidate, self.model_path)
-        shutil.rmtree(self._old_model, ignore_errors=True)
+    @contextmanager
+    def _replaced(self, target: Path) -> Iterator[Path]:
+        """Write a new folder, then rename: `.NAME-old` keeps the one it replaces until the new one has its name."""
+        new, old = (target.with_name(f".{target.name}-{age}") for age in ("new", "old"))
+        shutil.rmtree(new, ignore_errors=True)
+        with atomic_folder(new) as folder:
+            yield folder
+        if target.exists():
+            os.rename(target, old)
+        os.rename(new, target)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _recover(self) -> None:
+        """A kill between the two renames of `_replaced` leaves no folder: restore the newer of the two."""
+        for target in (self.model_path, self.best_path):
+            for age in ("new", "old"):
+                candidate = target.with_name(f".{target.name}-{age}")
+                if candidate.exists() and not target.exists():
+                    os.rename(candidate, target)
+            shutil.rmtree(target.with_name(f".{target.name}-old"), ignore_errors=True)
 
 
 def load_run(folder: Path | str) -> Run:
