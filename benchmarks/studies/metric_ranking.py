@@ -1,8 +1,8 @@
 """How well do FID, KID and MIND rank CIFAR-10 and graded corruptions of it, with 500 to 10,000 samples?
 
     python benchmarks/studies/metric_ranking.py features --out FOLDER [--extractor inception]    # resumes
-    python benchmarks/studies/metric_ranking.py rank --features FOLDER [--sizes 500 1000] [--json results/metric-ranking.json]
-    python benchmarks/studies/metric_ranking.py cost [--json results/metric-cost.json]
+    python benchmarks/studies/metric_ranking.py rank --features FOLDER [--sizes 500 1000] [--json FILE]
+    python benchmarks/studies/metric_ranking.py cost [--json FILE]
 
 The reference is CIFAR-10's test split. A set has N training images, of which a share is corrupted by Gaussian noise of
 8 grey levels; clean and corrupted images are different images, and two draws of a set have no image in common. A metric
