@@ -115,7 +115,8 @@ class DiffusionConfig:
         for part, value in OBJECTIVES[self.objective].items():
             if getattr(self, part) is None:
                 object.__setattr__(self, part, value)
-        object.__setattr__(self, "objective", objective_name(str(self.target), str(self.precondition)))
+        name = objective_name(str(self.target), str(self.precondition))
+        object.__setattr__(self, "objective", name if name in OBJECTIVES else self.objective)
 
     def spec(self) -> dict[str, Any]:
         """Return the mapping that `scalelong.diffusion.get_objective` accepts."""
