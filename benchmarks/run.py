@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import scalelong
 from scalelong import ConstantScaling, LearnableScaling, NoScaling, StabilityMonitor, StackedUNet, UViT
-from scalelong.diffusion import sample
+from scalelong.diffusion import OBJECTIVES, sample
 from scalelong.runs.config import Config, override
 from scalelong.runs.run import build_network
 from scalelong.training.examples import Examples
@@ -63,6 +63,17 @@ def step(name: str, rounds: int) -> list[Figure]:
         Figure(name, f"{name}, training step", BASELINE, times.speedup("ours", "plain"), note=note),
         Figure(name, f"{name}, data", "our step", times.ratio("data", "ours"), 0.02, "≤"),
         Figure(name, f"{name}, data", f"data of {BASELINE}", times.speedup("data", "plain data")),
+    ]
+
+
+def objectives(rounds: int, name: str = "digits-uvit") -> list[Figure]:
+    """A training step of every objective beside that of noise prediction."""
+    trainers = {key: make_trainer(name, {"diffusion.objective": key}) for key in OBJECTIVES}
+    times = interleave({key: trainer.step for key, trainer in trainers.items()}, rounds)
+    return [
+        Figure("objectives", f"{name}, step of objective {key}", "eps", times.ratio(key, "eps"), 1.01, "≤")
+        for key in OBJECTIVES
+        if key != "eps"
     ]
 
 
@@ -332,9 +343,10 @@ def plot_growth(result: list[dict[str, Any]], path: Path) -> None:
 # ------------------------------------------------------------------------------------------ parts
 
 
-def make_trainer(name: str, **train: Any) -> Trainer:
+def make_trainer(name: str, settings: dict[str, Any] | None = None, **train: Any) -> Trainer:
     """A preset's trainer without a monitor."""
-    config = override(preset(name), {"monitor.every": 0, **{f"train.{key}": value for key, value in train.items()}})
+    own = {"monitor.every": 0, **{f"train.{key}": value for key, value in train.items()}, **(settings or {})}
+    config = override(preset(name), own)
     return Trainer(config, Examples(config, config.data.split))
 
 
@@ -406,6 +418,7 @@ SECTIONS: dict[str, Callable[[int], list[Figure]]] = {
     "digits": lambda rounds: step("digits-uvit", rounds),
     "cifar10-tiny": lambda rounds: step("cifar10-tiny", max(2, rounds // 3)),
     "unet": lambda rounds: unet(max(2, rounds // 2)),
+    "objectives": lambda rounds: objectives(6 * rounds),
     "sampling": sampling,
     "compiled": compiled,
     "scaling": scaling,
