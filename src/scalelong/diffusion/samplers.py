@@ -65,7 +65,7 @@ class Sampler:
         process = process.process if isinstance(process, Objective) else process
         if self.continuous_only and not isinstance(process, VPSDE):
             others = ", ".join(name for name, sampler in SAMPLERS.items() if not sampler.continuous_only)
-            expected = f"continuous in time ('vp') for sampler {self.name!r}"
+            expected = f"'vp', whose β(t) it needs, for sampler {self.name!r}"
             raise invalid("the process", expected, process.name, f"or use one of {others}")
         if steps < 1 or (self.max_steps is not None and steps > self.max_steps):
             expected = "an integer >= 1" if self.max_steps is None else f"an integer in 1 … {self.max_steps}"

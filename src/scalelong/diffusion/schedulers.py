@@ -116,7 +116,7 @@ def _check_process(name: str, family: tuple[str, ...], process: Interpolant) -> 
     path = {FLOW: ("linear", "x_t = (1 − t)·x_0 + t·ε"), EDM: ("edm", "x_t = x_0 + σ·ε")}
     if family in path and process.name != path[family][0]:
         expected, formula = path[family]
-        hint = f"it steps along {formula}; use {NOISE[3]} or one of {', '.join(SAMPLERS)}"
+        hint = f"it steps along {formula}; use {NOISE[3]} or another scheduler for noise prediction"
         raise invalid(f"the process of {name}", repr(expected), process.name, hint)
 
 
@@ -150,7 +150,7 @@ def scheduler_sampler(name: str) -> SchedulerSampler:
     if name in SCHEDULERS:
         return SchedulerSampler(name, _Run(name), 50, stochastic=True)
     if name.endswith("Scheduler") and hasattr(diffusers, name):
-        raise invalid("sampler", f"one of {', '.join((*SAMPLERS, *SCHEDULERS))}", name, OTHERS)
+        raise invalid("sampler", f"{', '.join(SAMPLERS)} or one of {', '.join(SCHEDULERS)}", name, OTHERS)
     raise unknown("sampler", name, (*SAMPLERS, *SCHEDULERS))
 
 

@@ -73,6 +73,7 @@ def run_comparison(
         [measure_run(Run(e.job.folder), e.job.variant, e.job.seed) for e in endings if e.ran],
         [variant.name for variant in variants],
         preset=variants[0].config.preset,
+        objective=variants[0].config.diffusion.objective,
         steps=variants[0].config.train.steps,
         seeds=seeds,
         missing=[f"{e.job.name} {e.reason()}" for e in endings if not e.ran],
@@ -98,7 +99,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     from rich.table import Table
 
     count = len(comparison.seeds)
-    title = f"{comparison.preset}: {comparison.steps} steps, {count} seed{'' if count == 1 else 's'}"
+    objective = "" if comparison.objective == "eps" else f", objective {comparison.objective}"
+    title = f"{comparison.preset}{objective}: {comparison.steps} steps, {count} seed{'' if count == 1 else 's'}"
     table = Table("", title=title, title_justify="left", show_lines=True)
     for row in comparison.rows:
         table.add_column(row.variant + (" (baseline)" if row.variant == comparison.baseline else ""), justify="right")

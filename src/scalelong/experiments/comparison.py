@@ -240,6 +240,7 @@ class Comparison:
     seeds: Sequence[int]
     missing: Sequence[str] = ()  # runs without a result, each with the reason
     unfinished: Sequence[str] = ()  # the names of their folders
+    objective: str = "eps"  # what the networks predict
 
     @property
     def baseline(self) -> str:
@@ -323,8 +324,8 @@ class Comparison:
             for run in self.runs
         ]  # fmt: skip
         return {
-            "format": FORMAT, "preset": self.preset, "steps": self.steps, "seeds": list(self.seeds),
-            "baseline": self.baseline, "loss": self.loss, "complete": self.complete,
+            "format": FORMAT, "preset": self.preset, "objective": self.objective, "steps": self.steps,
+            "seeds": list(self.seeds), "baseline": self.baseline, "loss": self.loss, "complete": self.complete,
             "measures": {m.key: {"title": m.title, "note": m.note} for m in self.measures()},
             "rows": [asdict(row) for row in self.rows], "runs": runs, "missing": list(self.missing),
             "unfinished": list(self.unfinished),

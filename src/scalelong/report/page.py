@@ -85,6 +85,7 @@ def compare_views(views: Sequence[RunView]) -> Comparison | None:
         measured,
         labels(views),
         preset=_common(views, "preset") or "",
+        objective=_common(views, "diffusion.objective") or "eps",
         steps=max(view.run.logged_step for view in views),
         seeds=sorted({run.seed for run in measured}) or [0],
         missing=missing,
@@ -127,6 +128,9 @@ def _facts(views: Sequence[RunView], data: str, steps: int) -> list[str]:
     seeds = len({view.seed for view in views})
     runs += f" with {seeds} seeds" if seeds > 1 else ""
     facts = ["scalelong", _common(views, "preset") or "", data, runs, f"{steps:,} step{'' if steps == 1 else 's'}"]
+    objective = _common(views, "diffusion.objective")
+    if objective not in (None, "eps"):
+        facts.append(f"objective {objective}")
     sizes = sorted(n for view in views if isinstance(n := view.run.record.get("parameters"), int))
     if sizes:
         facts.append("–".join(dict.fromkeys(f"{n / 1e6:.2f}M" for n in (sizes[0], sizes[-1]))) + " parameters")
