@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from scalelong.errors import RunError
+from scalelong.runs.run import load_run
 from scalelong.training.loop import train
 from tiny_runs import losses, tiny_command, tiny_config
 
@@ -125,20 +126,50 @@ def _last_step(folder):
 # -------------------------------------------------------------------------------------- two processes
 
 
+def launch(world, folder, *options):
+    torchrun = os.path.join(os.path.dirname(sys.executable), "torchrun")
+    start = [
+        torchrun,
+        f"--nproc-per-node={world}",
+        "--master-port=0",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+    ]
+    command = [*start, "-m", *tiny_command(folder, *options)[2:]] if world > 1 else tiny_command(folder, *options)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+
+
 @pytest.mark.slow
-def test_two_processes_follow_one(tmp_path):
+@pytest.mark.parametrize("options", [[], ["--set=train.parallel=fsdp"]], ids=["ddp", "fsdp"])
+def test_two_processes_follow_one(tmp_path, options):
     """1 process × 8 and 2 × 4: losses equal to 1e-5 for 10 steps and 1e-4 for 50."""
     one, two = tmp_path / "one", tmp_path / "two"
-    subprocess.run(tiny_command(one, "--steps=50", "-q"), check=True)
-    torchrun = os.path.join(os.path.dirname(sys.executable), "torchrun")
-    launch = [torchrun, "--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    command = [*launch, "-m", *tiny_command(two, "--steps=50", "-q")[2:]]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert answer.returncode == 0, answer.stderr[-2000:]
+    launch(1, one, "--steps=50", "-q")
+    launch(2, two, "--steps=50", "-q", *options)
     assert json.loads((two / "config.json").read_text())["processes"] == 2
     assert len(losses(two)) == 50
     for (step, a, _), (_, b, _) in zip(losses(one), losses(two), strict=True):
         assert b == pytest.approx(a, abs=1e-5 if step <= 10 else 1e-4)
+
+
+def test_a_sharded_run_follows_one_process_and_resumes_on_any_number(tmp_path):
+    """FSDP2 over gloo with LS: sharded weights, EMA and optimizer; a checkpoint of two processes opens in one."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    often = ("--scaling=ls", "--set=sample.n=2", "--set=sample.steps=2", "-q")
+    launch(1, one, "--steps=12", *often)
+    launch(2, two, "--steps=6", *often, "--set=train.parallel=fsdp")
+    launch(1, two, "--steps=9", *often)  # fewer processes
+    launch(2, two, "--steps=12", *often, "--set=train.parallel=fsdp")  # and more
+    assert [step for step, _, _ in losses(two)] == list(range(1, 13))
+    for (_, a, g), (_, b, h) in zip(losses(one), losses(two), strict=True):
+        assert b == pytest.approx(a, abs=1e-5)
+        assert h == pytest.approx(g, rel=1e-3)
+    a, b = (load_run(folder).net.state_dict() for folder in (one, two))
+    assert "skip_scaling" in " ".join(a)
+    for name, value in a.items():
+        torch.testing.assert_close(b[name], value, atol=2e-4, rtol=1e-3)
+    assert json.loads((two / "config.json").read_text())["config"]["train"]["parallel"] == "fsdp"
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ METRICS = (
     "fid", "frechet", "kid", "is", "precision", "recall", "density", "coverage", "mind", "fd-dinov2", "cmmd",
     "clip-score",
 )  # fmt: skip
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 SCHEDULERS = (
     "DDIMScheduler", "DDPMScheduler", "DEISMultistepScheduler", "DPMSolverMultistepScheduler",
     "DPMSolverSinglestepScheduler", "EulerAncestralDiscreteScheduler", "EulerDiscreteScheduler",

@@ -71,7 +71,11 @@ SkipBad = Annotated[bool, Option("--skip-bad", help="Skip unreadable files and l
 BatchSize = Annotated[int, Option(help="Images per batch.")]
 Device = Annotated[str | None, Option(help="cpu, cuda or mps. Default: the fastest available device.")]
 Precision = Annotated[
-    str, Option(help="Precision of sampling: fp32, bf16 or fp16.", autocompletion=names.one_of(names.PRECISIONS))
+    str,
+    Option(
+        help="Precision of sampling: fp32, bf16, fp16, or auto: that of training on a GPU, fp32 elsewhere.",
+        autocompletion=names.one_of(names.PRECISIONS),
+    ),
 ]
 EXTRACTOR_HELP = (
     "inception (FID), inception-pytorch-fid (FID as the official code resizes), dinov2, clip, or pixels (8×8 means, "

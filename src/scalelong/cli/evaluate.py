@@ -78,7 +78,7 @@ def evaluate(
     clip: shared.Clip = None,
     seed: Annotated[int, Option(help="Seed of the samples: image k depends on (seed, k).")] = 0,
     batch_size: shared.BatchSize = 50,
-    precision: shared.Precision = "fp32",
+    precision: shared.Precision = "auto",
     device: shared.Device = None,
     compare: Annotated[bool, Option("--compare", help="Rank evaluations whose cards agree.")] = False,
     vary: Annotated[

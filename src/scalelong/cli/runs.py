@@ -137,7 +137,7 @@ def sample(
     seed: Annotated[int, Option(help="Image k depends on (seed, k) only, not on the batch.")] = 0,
     first: Annotated[int, Option(help="Index of the first image.")] = 0,
     batch_size: shared.BatchSize = 64,
-    precision: shared.Precision = "fp32",
+    precision: shared.Precision = "auto",
     device: shared.Device = None,
     json: shared.Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from scalelong import counter
-from scalelong._modules import device_of, evaluating
+from scalelong._modules import device_of, evaluating, fast_matmul
 from scalelong.counter import Stream
 from scalelong.diffusion.network import Network, guided
 from scalelong.diffusion.network import clip_denoised as clip_prediction
@@ -108,7 +108,8 @@ def sample(
             return counter.normal(seed, Stream.SAMPLE, k + 1, first + start, count, shape).to(target)
 
         predict = prediction(start, count)
-        with torch.no_grad(), torch.autocast(target.type, autocast, enabled=autocast is not None), evaluating(net):
+        mixed = torch.autocast(target.type, autocast, enabled=autocast is not None)
+        with torch.no_grad(), mixed, fast_matmul(target), evaluating(net):
             x = sampler(predict, process.prior_std * noise(-1), process, steps, noise)
         if not x.isfinite().all():
             raise ScaleLongError(

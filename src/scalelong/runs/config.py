@@ -151,6 +151,7 @@ class TrainConfig:
     decay_share: float = 0.2  # of the steps, at the end: the decay of warmup-stable-decay
     clip: float | None = 1.0  # largest gradient norm; none: no clipping
     accumulate: int = 1  # parts into which a batch is split to save memory
+    parallel: str = "ddp"  # many processes: each has the network (ddp), or its share of it (fsdp)
     precision: str = "auto"  # of the forward and backward pass (autocast); auto: bf16 or fp16 on a GPU, fp32 elsewhere
     compile: str = "off"  # torch.compile: blocks (equal blocks share a graph), whole (the network is one), off
     gradient_checkpointing: bool = False  # recompute activations to save memory
@@ -273,7 +274,17 @@ class Facts:
 
 
 # What a resumed run may change: its length, and what it writes. Never what it learns.
-FREE = ("train.steps", "train.log_every", "tracker", "checkpoint", "validate", "sample", "evaluate", "monitor")
+FREE = (
+    "train.steps",
+    "train.log_every",
+    "train.parallel",
+    "tracker",
+    "checkpoint",
+    "validate",
+    "sample",
+    "evaluate",
+    "monitor",
+)
 
 
 def differences(stored: Config, new: Config) -> list[str]:
@@ -449,6 +460,7 @@ _SMALLEST = math.ulp(0.0)  # x >= _SMALLEST means x > 0
 _CHOICES = {
     "placement": ("join", "after_norm"),
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
+    "train.parallel": ("ddp", "fsdp"),
     "train.compile": ("off", "blocks", "whole"),
     "train.nonfinite": ("stop", "skip"),
     "train.schedule": ("constant", "cosine", "linear", "warmup-stable-decay"),

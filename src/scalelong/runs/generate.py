@@ -78,7 +78,7 @@ def generate(
         guidance=request.guidance,
         null_y=facts.null_y,
         null_context=null_context,
-        autocast=autocast_type(request.precision),
+        autocast=autocast_type(_precision(request, config, device)),
         clip=vae is None,
         clip_denoised=request.clips(config),
         check=check if vae is None else None,
@@ -224,9 +224,16 @@ def _caption_data(config: Config) -> ImageData:
     return images
 
 
+def _precision(request: Request, config: Config, device: torch.device) -> str:
+    """Return the precision of a request: `auto` is that of training on a GPU, and fp32 elsewhere."""
+    if request.precision != "auto":
+        return request.precision
+    return config.train.precision if device.type == "cuda" and config.train.precision != "auto" else "fp32"
+
+
 def autocast_type(precision: str) -> torch.dtype | None:
     """Return the autocast type of a precision, None for float32."""
-    options = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+    options = {"auto": None, "fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
     if precision not in options:
         raise unknown("precision", precision, options)
     return options[precision]

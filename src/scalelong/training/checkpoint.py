@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from scalelong.errors import NonFiniteError, RunError, one_line
 from scalelong.files import atomic_folder, sha256
 from scalelong.runs.run import Run
 from scalelong.training.ahead import worker_thread
+from scalelong.training.sharding import own_share, whole_like
 
 MANIFEST = "manifest.json"
 TENSORS = ("model", "ema", "optimizer")
@@ -200,15 +202,20 @@ def _read(folder: Path) -> Checkpoint:
         raise RunError(f"{MANIFEST} is not valid: {one_line(error)[:100]}") from error
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer state by parameter name (`exp_avg/NAME`…), never by order."""
+Pairs = Sequence[tuple[nn.Parameter, nn.Parameter]]  # of a sharded network: a parameter and its local shard
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module, shards: Pairs = ()) -> dict[str, Tensor]:
+    """Return the optimizer state by parameter name (`exp_avg/NAME`…), never by order, whole also of local shards."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in net.named_parameters()}
-    return {
-        f"{key}/{names[parameter]}": torch.as_tensor(value)
-        for parameter, values in optimizer.state.items()
-        for key, value in values.items()
-        if value is not None
-    }
+    of_shard: dict[Tensor, Tensor] = {shard: parameter for parameter, shard in shards}
+    tensors = {}
+    for owner, values in optimizer.state.items():
+        parameter = of_shard.get(owner, owner)
+        for key, value in values.items():
+            if value is not None:
+                tensors[f"{key}/{names[parameter]}"] = whole_like(torch.as_tensor(value), parameter)
+    return tensors
 
 
 def optimizer_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -220,15 +227,21 @@ def optimizer_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def restore_optimizer(
-    optimizer: torch.optim.Optimizer, net: nn.Module, tensors: dict[str, Tensor], groups: list[dict[str, Any]]
+    optimizer: torch.optim.Optimizer,
+    net: nn.Module,
+    tensors: dict[str, Tensor],
+    groups: list[dict[str, Any]],
+    shards: Pairs = (),
 ) -> None:
     """Restore what `optimizer_tensors` and `optimizer_groups` returned."""
     for group, values in zip(optimizer.param_groups, groups, strict=bool(groups)):
         group.update(values)
     parameters = dict(net.named_parameters())
+    shard_of: dict[Tensor, Tensor] = dict(shards)
     for entry, value in tensors.items():
         key, _, name = entry.partition("/")
         if name not in parameters:
             raise RunError(f"the checkpoint has optimizer state for {name!r}, a parameter this network does not have")
         parameter = parameters[name]
-        optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device, copy=True)
+        share = value.clone() if key == "step" else own_share(value, parameter).to(parameter.device, copy=True)
+        optimizer.state[shard_of.get(parameter, parameter)][key] = share

@@ -103,7 +103,7 @@ def _train(trainer: Trainer, held_out: Examples | None, run: Run, quiet: bool) -
 def _loop(trainer: Trainer, observers: Observers, run: Run, display: Display) -> int | None:
     config, main = trainer.config, trainer.accelerator.is_main_process
     log, shown = JsonLines(run.metrics_path), None  # `shown`: the last step that was logged
-    writer = Background(run, config.checkpoint.keep, trainer.ema.net)
+    writer = Background(run, config.checkpoint.keep, trainer.whole()[1])
     with _signals() as received, recorded(run) if main else nullcontext(), writer:
         stops = SharedSignal(trainer.accelerator.num_processes)
         try:
@@ -126,8 +126,9 @@ def _loop(trainer: Trainer, observers: Observers, run: Run, display: Display) ->
                 stop = stops.after_step(received, wait=observers.due(step, last))
                 if due(step, config.checkpoint.every, last) or stop is not None:
                     log.sync()
-                    if main:
-                        writer.save(trainer.state())
+                    state = trainer.state() if main or trainer.sharded else None
+                    if main and state is not None:
+                        writer.save(state)
                     if last or stop is not None:
                         writer.wait()
                         stops.wait()
@@ -164,6 +165,7 @@ def _resume(trainer: Trainer, run: Run) -> list[str]:
                     f"Use --steps {before.steps}, or another --out"
                 )
             trainer.restore(state)
+    average = trainer.whole()[1]
     if trainer.accelerator.is_main_process:
         step, every = trainer.progress.step, max(1, config.train.log_every)
         logged = JsonLines(run.metrics_path).keep_until(step)
@@ -173,7 +175,7 @@ def _resume(trainer: Trainer, run: Run) -> list[str]:
         run.write_record({"config": config.to_dict(), **facts})
         stored = read_json(run.model_path / STEP) or {}
         if step and stored.get("step") != step:  # the process was killed between writing checkpoint and model/
-            run.save_model(trainer.ema.net, step)
+            run.save_model(average, step)
     trainer.accelerator.wait_for_everyone()
     return messages
 

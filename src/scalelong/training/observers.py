@@ -31,10 +31,10 @@ class Observers:
     def __init__(self, trainer: Trainer, held_out: Examples | None, run: Run, display: Display) -> None:
         self.trainer, self.held_out, self.run, self.display = trainer, held_out, run, display
         self.config, self.main = trainer.config, trainer.accelerator.is_main_process
-        if self.config.monitor.every and self.main:
+        if self.config.monitor.every and self.main and not trainer.sharded:
             trainer.monitor = build_monitor(trainer, self.held_out, run, display)
         if self.config.sample.n and self.main:
-            self._samples(1)
+            self._samples(trainer.copies[1] if trainer.sharded else trainer.ema.net, 1)
         self.reference: Any = None
         if self.config.evaluate.every:
             self.extractor: Any = build_extractor(self.config.evaluate.extractor)
@@ -53,8 +53,11 @@ class Observers:
     def after_step(self, step: int, last: bool) -> dict[str, Any]:
         """Run whatever is due after `step`. Returns the values to log."""
         trainer, config, values = self.trainer, self.config, dict[str, Any]()
+        if not self.due(step, last):
+            return values
+        current, average = trainer.whole()
         if self.reference is not None and due(step, config.evaluate.every, last):  # every process samples its share
-            request, net = replace(self._request(config.evaluate.n), **evaluation_draws(config)), trainer.ema.net
+            request, net = replace(self._request(config.evaluate.n), **evaluation_draws(config)), average
             with self.display.paused():
                 result = self.run.evaluate(request, self.reference, self.extractor, net=net, step=step, save_as="train")
             if config.evaluate.keep_best and self.main and self.run.keep_best(net, result):
@@ -62,26 +65,26 @@ class Observers:
             values |= {name: metric.value for name, metric in result.values.items()}
             self.display.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         if self.main and self.held_out is not None and due(step, config.validate.every, last):
-            values["val_loss"] = trainer.validation_loss(self.held_out, config.validate.n)
-            values["val_loss_ema"] = trainer.validation_loss(self.held_out, config.validate.n, trainer.ema.net)
+            values["val_loss"] = trainer.validation_loss(self.held_out, config.validate.n, current)
+            values["val_loss_ema"] = trainer.validation_loss(self.held_out, config.validate.n, average)
         if self.main and trainer.own.metrics is not None and due(step, config.validate.every, last):
             with torch.no_grad():
-                values |= check_metrics(trainer.own.metrics(trainer.ema.net, step))
+                values |= check_metrics(trainer.own.metrics(average, step))
         if self.main and config.sample.n and due(step, config.sample.every, last):
-            values |= self._save_grid(step)
+            values |= self._save_grid(step, average)
         return values
 
     def close(self) -> None:
         if self.trainer.monitor is not None:
             self.trainer.monitor.remove()
 
-    def _save_grid(self, step: int) -> dict[str, Any]:
+    def _save_grid(self, step: int, net: nn.Module) -> dict[str, Any]:
         """Write the sample grid. Returns what to log: the share of samples that left the data's range."""
         from scalelong.data.images import save_grid
 
         check = RangeCheck()
         try:
-            images = np.concatenate(list(self._samples(self.config.sample.n, check)))
+            images = np.concatenate(list(self._samples(net, self.config.sample.n, check)))
         except ScaleLongError as error:  # sampling a young network may diverge, which must not stop its training
             self.display.say(f"step {step}: no samples: {error}")
             return {}
@@ -110,13 +113,13 @@ class Observers:
             rows = [k * len(images) // n for k in range(n)]  # spread, because files may be sorted
         return np.stack([images.images[row] for row in rows])
 
-    def _samples(self, n: int, check: RangeCheck | None = None) -> Iterator[npt.NDArray[np.uint8]]:
+    def _samples(self, net: nn.Module, n: int, check: RangeCheck | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Return batches of samples. Settings are checked now, images are made when the batches are read."""
-        return generate(self.trainer.ema.net, self.config, self.trainer.examples.facts(), self._request(n), check)
+        return generate(net, self.config, self.trainer.examples.facts(), self._request(n), check)
 
     def _request(self, n: int) -> Request:
         s = self.config.sample
-        return Request(n=n, sampler=s.sampler, steps=s.steps, guidance=s.guidance)
+        return Request(n=n, sampler=s.sampler, steps=s.steps, guidance=s.guidance, precision="auto")
 
 
 def held_out_examples(config: Config) -> Examples | None:

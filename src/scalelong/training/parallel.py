@@ -32,6 +32,8 @@ def make_accelerator(t: TrainConfig) -> Any:
     cuda, precision = torch.cuda.is_available(), choose_precision(t.precision)
     if precision == "fp16" and not cuda:
         raise InvalidValueError("train.precision=fp16 needs a CUDA GPU; use --set train.precision=bf16 or fp32")
+    # accelerate shards on GPUs only, and casts norms to bf16: the sharding is ours, the same on CPUs and GPUs.
+    os.environ.pop("ACCELERATE_USE_FSDP", None)
     AcceleratorState._reset_state()  # an earlier run in this process may have used another precision
     # accelerate joins CPU processes only if asked; otherwise each would consider itself the only one
     many = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -44,13 +46,22 @@ def make_accelerator(t: TrainConfig) -> Any:
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[ddp],
     )
-    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
-        raise InvalidValueError(
-            f"training supports one device or DDP, got {accelerator.distributed_type.value}; launch with --multi_gpu"
-        )
+    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        found = accelerator.distributed_type.value
+        raise InvalidValueError(f"training supports one device, DDP or FSDP, got {found}; launch with --multi_gpu")
     if cuda:
         torch.set_float32_matmul_precision("high")  # TF32 where autocast leaves float32
     return accelerator
+
+
+def is_sharded(t: TrainConfig) -> bool:
+    """Whether the run shards its network: train.parallel=fsdp or `accelerate launch --use_fsdp`, and many processes."""
+    launched = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if not (t.parallel == "fsdp" or launched) or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return False
+    if choose_precision(t.precision) == "fp16":
+        raise InvalidValueError("train.parallel=fsdp needs train.precision=bf16 or fp32, got fp16")
+    return True
 
 
 def fast_layout(net: nn.Module) -> nn.Module:

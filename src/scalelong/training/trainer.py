@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +24,7 @@ from scalelong.models.registry import get_model
 from scalelong.monitor.probe import probe_size
 from scalelong.runs.config import Config
 from scalelong.runs.run import build_network
-from scalelong.training import checkpoint, parallel
+from scalelong.training import checkpoint, parallel, sharding
 from scalelong.training.ahead import Ahead
 from scalelong.training.checkpoint import Checkpoint, Progress
 from scalelong.training.examples import Batch, Examples
@@ -58,6 +59,7 @@ class Trainer:
 
     def __init__(self, config: Config, examples: Examples, own: Own | None = None) -> None:
         self.config, self.examples, self.own = config, examples, own or Own()
+        self.sharded = parallel.is_sharded(config.train)
         self.accelerator = parallel.make_accelerator(config.train)
         t, device, world = config.train, self.accelerator.device, self.accelerator.num_processes
         if t.batch_size % (world * t.accumulate):
@@ -65,12 +67,22 @@ class Trainer:
             raise invalid("train.batch_size", expected, t.batch_size)
         self.net = parallel.fast_layout(build_network(config, examples.shapes).to(device))
         self.ema = Ema(self.net, config.ema.decay, config.ema.warmup)
+        if self.sharded:
+            self.copies = [copy.deepcopy(self.ema.net) for _ in range(2)]  # whole, for sampling and validation
+            parallel.compile_network(self.net, t.compile)
+            for network in (self.net, self.ema.net):
+                sharding.shard(network, device)
+            self.ema.follow(self.net)
         self.optimizer = (self.own.optimizer or partial(_adamw, config))(self.net)
+        self.shards = sharding.use_local_shards(self.optimizer) if self.sharded else []
         self.optimizer.register_step_post_hook(_increment_versions)
         self.update = Update(t, self.optimizer, self.ema, self.accelerator.scaler, device)
-        parallel.compile_network(self.net, t.compile)
         self.adapt = get_model(config.model.kind).adapt
-        self.wrapped, self.prepared = self.accelerator.prepare(self.net, self.optimizer)
+        if self.sharded:
+            self.wrapped, self.prepared = self.net, self.accelerator.prepare(self.optimizer)
+        else:
+            parallel.compile_network(self.net, t.compile)
+            self.wrapped, self.prepared = self.accelerator.prepare(self.net, self.optimizer)
         self.denoise = self.adapt(self.wrapped)
         self.null_y = examples.facts().null_y
         self.null_context: Tensor | None = None
@@ -91,7 +103,7 @@ class Trainer:
         """
         started = time.perf_counter()
         t, number = self.config.train, self.progress.step + 1
-        self.optimizer.zero_grad(set_to_none=True)
+        self.net.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.accelerator.device)
         with self._monitored(number):
             for part, prepared in enumerate(self.parts(number, more=number < t.steps)):
@@ -160,8 +172,12 @@ class Trainer:
     def _clipped_norm(self) -> Tensor:
         """Clip the gradient if asked. Returns its norm before clipping."""
         self.accelerator.unscale_gradients(self.prepared)
-        parameters = [p for p in self.net.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        for parameter, shard in self.shards:
+            shard.grad = None if parameter.grad is None else sharding.local(parameter.grad)
+        every = [shard for _, shard in self.shards] if self.sharded else list(self.net.parameters())
+        parameters = [p for p in every if p.grad is not None]
+        total_norm = sharding.total_norm if self.sharded else torch.nn.utils.get_total_norm
+        norm = total_norm([p.grad for p in parameters if p.grad is not None])
         if self.config.train.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.config.train.clip, norm)
         return norm
@@ -213,22 +229,36 @@ class Trainer:
     # --------------------------------------------------------------------------------------------- state
 
     def state(self) -> Checkpoint:
-        """Return the state for a checkpoint. Raises if a step since the last log was not finite."""
+        """Return the state for a checkpoint. Raises if a step since the last log was not finite.
+
+        Of a sharded network every process must call it.
+        """
         self.check()
         scaler = self.accelerator.scaler
         return Checkpoint(
             progress=self.progress,
-            model=self.net.state_dict(),
-            ema=self.ema.net.state_dict(),
-            optimizer=checkpoint.optimizer_tensors(self.optimizer, self.net),
+            model=sharding.whole(self.net.state_dict()),
+            ema=sharding.whole(self.ema.net.state_dict()),
+            optimizer=checkpoint.optimizer_tensors(self.optimizer, self.net, self.shards),
             scaler={} if scaler is None else scaler.state_dict(),
             groups=checkpoint.optimizer_groups(self.optimizer) if self.own.optimizer else [],
         )
 
+    def whole(self) -> tuple[nn.Module, nn.Module]:
+        """Return the network and its average, gathered if they are sharded: then every process must call it."""
+        if not self.sharded:
+            return self.net, self.ema.net
+        for copied, network in zip(self.copies, (self.net, self.ema.net), strict=True):
+            copied.load_state_dict(sharding.whole(network.state_dict()))
+        return self.copies[0], self.copies[1]
+
     def restore(self, state: Checkpoint) -> None:
-        self.net.load_state_dict(state.model)
-        self.ema.net.load_state_dict(state.ema)
-        checkpoint.restore_optimizer(self.optimizer, self.net, state.optimizer, state.groups)
+        for network, tensors in ((self.net, state.model), (self.ema.net, state.ema)):
+            if self.sharded:
+                sharding.load_shares(network, tensors)
+            else:
+                network.load_state_dict(tensors)
+        checkpoint.restore_optimizer(self.optimizer, self.net, state.optimizer, state.groups, self.shards)
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         self.progress = state.progress

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from scalelong.runs.config import TrainConfig
 from scalelong.training.schedule import lr_factor
+from scalelong.training.sharding import local
 
 
 class Ema:
@@ -29,8 +30,8 @@ class Ema:
 
     def follow(self, net: nn.Module) -> None:
         """Average the parameters of `net`, which has those of the network it was made of, perhaps sharded since."""
-        self._parameters: list[Tensor] = list(net.parameters())
-        self._averages: list[Tensor] = [self.net.get_parameter(name) for name, _ in net.named_parameters()]
+        self._parameters = [local(p).detach() for p in net.parameters()]
+        self._averages = [local(self.net.get_parameter(name)).detach() for name, _ in net.named_parameters()]
         self._buffers = [(self.net.get_buffer(name), buffer) for name, buffer in net.named_buffers()]
 
     def decay_at(self, update: Any) -> Any:
