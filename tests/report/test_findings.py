@@ -47,6 +47,9 @@ def test_a_clear_loss_is_the_headline_too():
 
 def test_one_seed_claims_nothing():
     one = described([run("none", 0, 0.5, 0.1), run("cs-0.7", 0, 0.46, 0.01), run("ls", 0, 0.49, 0.2)])
+    for measures in (one_run := [run("none", 0, 0.5), run("cs-0.7", 0, 0.46)]):
+        measures.values["norm_outer"] = 10.0 if measures.variant == "none" else 1.0
+    assert described(one_run, ("none", "cs-0.7")).details == ()
     assert one.headline == "Validation losses end between 0.46 (CS (κ = 0.7)) and 0.5 (no scaling)"
     assert one.details == ()
     assert "may be chance" in one.caveat

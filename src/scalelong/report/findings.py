@@ -41,8 +41,7 @@ def findings(comparison: Comparison | None, labels: Sequence[str], steps: int, d
     if seeds < 2:
         values = {row.variant: row.means[key].mean for row in comparison.rows if key in row.means}
         caveat = "One seed: there is no interval, and a difference may be chance; compare --seeds 3 gives intervals."
-        lines = [_single(titles[name], others, name, baseline) for name in titles if name in STABILITY[:2]]
-        return Findings(_capital(_range(values) if losses else headline), tuple(filter(None, lines)), caveat)
+        return Findings(_capital(_range(values) if losses else headline), (), caveat)  # no sentence without an interval
     lines = [_clear(titles[name], others, name, baseline) for name in titles if name in (key, *STABILITY)]
     lines.append(_sooner(others, baseline, key))
     lines += [_clear(titles["frechet"], others, "frechet", baseline)] if "frechet" in titles else []
@@ -84,12 +83,6 @@ def _clear(title: str, rows: Sequence[Row], key: str, baseline: str) -> str | No
     ratios = {row.variant: row.ratios[key] for row in rows if key in row.ratios}
     listed = "; ".join(f"{spell(name)} {change(ratio)}" for name, ratio in ratios.items() if ratio.excludes_one)
     return f"{_capital(title)} against {baseline}: {listed}." if listed else None
-
-
-def _single(title: str, rows: Sequence[Row], key: str, baseline: str) -> str | None:
-    """The ratios of one seed, as factors and without a claim."""
-    listed = "; ".join(f"{spell(row.variant)} ×{row.ratios[key].mean:.2f}" for row in rows if key in row.ratios)
-    return f"{_capital(title)}, at the end of training against {baseline}: {listed}." if listed else None
 
 
 def _sooner(rows: Sequence[Row], baseline: str, key: str) -> str | None:
