@@ -282,7 +282,8 @@ class Run:
             run=self.name,
             clip_denoised=request.clips(config),
             labels=drawn_from(config, self.facts, request),
-            autoencoder=None if config.data.vae is None else f"{config.data.vae} × {config.data.latent_scale}",
+            autoencoder=config.data.vae
+            and f"{config.data.vae}, latents × {config.data.latent_scale or 'its own factor'}",
             selection=selection.reason,
             minimum_over=selection.minimum_over,
             objective=config.diffusion.objective,
