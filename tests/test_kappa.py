@@ -433,3 +433,40 @@ def test_the_repr_is_short():
     text = repr(estimate_kappa(some_images(), num_skips=6, samples=500))
     assert len(text) < 250
     assert "recommended=" in text
+
+
+@pytest.mark.parametrize("name", ["eps", "x0", "v", "flow", "edm"])
+def test_the_ratio_of_an_objective_is_that_of_its_target_to_the_networks_input(name):
+    """Against noise drawn pixel by pixel through the objective's own functions."""
+    from scalelong.diffusion import get_objective
+
+    images = some_images()
+    objective = get_objective(name, **({"process": "ddpm"} if name in ("eps", "x0", "v") else {}))
+    found = estimate_kappa(images, 6, objective=name, samples=20_000, seed=1)
+    assert (found.objective, found.process) == (name, objective.process.name)
+    generator = torch.Generator().manual_seed(0)
+    x_0 = torch.from_numpy(images).float().div(127.5).sub(1).permute(0, 3, 1, 2)
+    x_0 = x_0[torch.arange(4000) % len(x_0)].double()
+    t = objective.training_times((torch.randperm(4000, generator=generator) + 0.5) / 4000)
+    eps = torch.randn(x_0.shape, generator=generator, dtype=torch.float64)
+    x, _ = objective.network_inputs(objective.process.add_noise(x_0, eps, t), t)
+    target = objective.target_of(x_0, eps, t)
+    ratios = target.flatten(1).square().sum(1) / x.flatten(1).square().sum(1)
+    assert found.mean_ratio == pytest.approx(ratios.mean().item(), rel=0.03)
+    of_means = target.square().mean().item() / x.square().mean().item()
+    assert found.ratio_of_means == pytest.approx(of_means, rel=0.03)
+
+
+def test_edm_makes_the_ratio_1_for_the_standard_deviation_of_the_data():
+    from scalelong.diffusion import get_objective
+
+    images = some_images()
+    rms = (images.astype("float64") / 127.5 - 1).__pow__(2).mean() ** 0.5
+    found = estimate_kappa(images, 6, objective=get_objective("edm", sigma_data=float(rms)))
+    assert found.ratio_of_means == pytest.approx(1, abs=0.02)
+    assert found.low < 0.5  # κ_1 = 1 alone reaches the mean ratio: the lower bound excludes almost nothing
+
+
+def test_a_table_of_alpha_bar_needs_noise_prediction():
+    with pytest.raises(InvalidValueError, match="objective 'v'"):
+        estimate_kappa(some_images(), 6, process=[0.9, 0.5, 0.1], objective="v")

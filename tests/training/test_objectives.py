@@ -68,6 +68,8 @@ def test_an_objective_is_a_bundle_whose_parts_can_be_replaced():
     ).diffusion
     assert (mixed.process, mixed.objective, mixed.times) == ("linear", "x0", "logit-normal")
     assert choose("digits", settings=["diffusion.objective=flow"]).diffusion == flow
+    plain = choose("digits", objective="edm", settings=["diffusion.precondition=none"]).diffusion
+    assert (plain.process, plain.objective, plain.precondition, plain.weight) == ("edm", "x0", "none", "edm")
     assert override(choose("digits", objective="flow"), {"diffusion.objective": "eps"}).diffusion.process == "vp"
 
 

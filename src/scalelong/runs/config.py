@@ -84,6 +84,9 @@ class ModelConfig:
     options: dict[str, Any] = field(default_factory=dict)  # settings of your own network, JSON values only
 
 
+AUTO = "auto"  # a part of the objective that its bundle sets
+
+
 @dataclass(frozen=True)
 class DiffusionConfig:
     """The objective (docs/objectives.md), and how often conditions are dropped for classifier-free guidance.
@@ -91,11 +94,11 @@ class DiffusionConfig:
     `objective` sets the five parts below it; a part that is set as well replaces its own."""
 
     objective: str = "eps"  # what the network predicts: the name of a bundle of the next five settings
-    process: str | None = None  # the noise process or interpolant; none: the objective's
-    target: str | None = None  # of the network's output; none: the objective's
-    times: str | None = None  # density of training times; none: the objective's
-    weight: str | None = None  # of a sample's loss by its noise; none: the objective's
-    precondition: str | None = None  # of the network's input and output; none: the objective's
+    process: str = AUTO  # the noise process or interpolant; auto: the objective's
+    target: str = AUTO  # of the network's output; auto: the objective's
+    times: str = AUTO  # density of training times; auto: the objective's
+    weight: str = AUTO  # of a sample's loss by its noise; auto: the objective's
+    precondition: str = AUTO  # of the network's input and output; auto: the objective's
     sigma_data: float = 0.5  # of precondition and weight edm: standard deviation of the data
     p_mean: float = -1.2  # of times log-normal: mean of ln σ
     p_std: float = 1.2  # of times log-normal: standard deviation of ln σ
@@ -113,9 +116,9 @@ class DiffusionConfig:
         if self.objective not in OBJECTIVES:
             raise unknown("diffusion.objective", self.objective, OBJECTIVES)
         for part, value in OBJECTIVES[self.objective].items():
-            if getattr(self, part) is None:
+            if getattr(self, part) == AUTO:
                 object.__setattr__(self, part, value)
-        name = objective_name(str(self.target), str(self.precondition))
+        name = objective_name(self.target, self.precondition)
         object.__setattr__(self, "objective", name if name in OBJECTIVES else self.objective)
 
     def spec(self) -> dict[str, Any]:
@@ -132,7 +135,7 @@ def rebundled(values: dict[str, Any], objective: Any, kept: typing.Container[str
     eps, x0 and v keep a variance-preserving process.
     """
     fits = values.get("process") in VARIANCE_PRESERVING and objective in ("eps", "x0", "v")
-    reset = {part: None for part in OBJECTIVES["eps"] if part not in kept and not (part == "process" and fits)}
+    reset = {part: AUTO for part in OBJECTIVES["eps"] if part not in kept and not (part == "process" and fits)}
     return {**values, **reset, "objective": objective}
 
 
@@ -321,7 +324,7 @@ def override(config: Config, settings: dict[str, Any]) -> Config:
     if "diffusion.objective" in settings:
         kept = [key.removeprefix("diffusion.") for key in settings]
         values["diffusion"] = rebundled(values["diffusion"], settings["diffusion.objective"], kept)
-        if values["diffusion"]["process"] is None and values["sample"]["sampler"] in VP_ONLY:
+        if values["diffusion"]["process"] == AUTO and values["sample"]["sampler"] in VP_ONLY:
             values["sample"] |= {"sampler": "dpm-solver++", "steps": None}
     for key, value in settings.items():
         if key.startswith("model.options."):

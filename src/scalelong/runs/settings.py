@@ -168,7 +168,7 @@ def page() -> str:
 
     choices: dict[str, Any] = {
         "data.name": [*CATALOG, "a path", "hf:NAME"], "model.kind": MODELS, "model.unet": UNETS,
-        "sample.sampler": SAMPLERS, "evaluate.extractor": EXTRACTORS,
+        "sample.sampler": [*SAMPLERS, "a scheduler of diffusers"], "evaluate.extractor": EXTRACTORS,
     }  # fmt: skip
     lines = [HEADER]
     section = None
