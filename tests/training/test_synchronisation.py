@@ -5,38 +5,15 @@ import time
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalelong.errors import NonFiniteError
 from scalelong.runs.config import TrainConfig
 from scalelong.training.examples import Examples
+from scalelong.training.gpu_check import Waits
 from scalelong.training.loop import train
 from scalelong.training.trainer import Trainer
 from scalelong.training.update import Ema, Update
 from tiny_runs import losses, read_lines, tiny_config
-
-
-class Waits(TorchDispatchMode):
-    """Counts the operations that wait for a GPU: reading a number, and copies from a device to the host.
-
-    On the CPU every copy that changes nothing but the device's side is absent, so reads are what a CPU can show;
-    `aten::_to_copy` and `copy_` to the CPU from anywhere else count too.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        name = str(function)
-        if name.startswith(("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal.", "aten.nonzero")):
-            self.found.append(name)
-        if name.startswith(("aten._to_copy", "aten.copy_")):
-            source = args[1] if name.startswith("aten.copy_") else args[0]
-            if source.device.type != "cpu" and result.device.type == "cpu":
-                self.found.append(name)
-        return result
 
 
 def waits_of(trainer, steps):

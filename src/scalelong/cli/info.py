@@ -121,6 +121,9 @@ def _count(steps: int) -> str:
 
 def doctor(
     measure: Annotated[bool, Option("--measure", help="Time training steps again, even if they were timed.")] = False,
+    gpu: Annotated[
+        bool, Option("--gpu", help="Train here and on the CPU, count waits and compilations, and print a report.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Print versions, cores, memory, disk, devices and the speed of training here, and what is missing.
@@ -132,8 +135,20 @@ def doctor(
       scalelong doctor
 
       scalelong doctor --measure --json
+
+      scalelong doctor --gpu
     """
     import torch
+
+    if gpu:
+        from scalelong.training.gpu_check import report, run_checks
+
+        checks = run_checks()
+        if json:
+            echo_json([asdict(check) for check in checks])
+        else:
+            typer.echo(report(checks))
+        raise typer.Exit(1 if any(check.passed is False for check in checks) else 0)
 
     from scalelong.progress import track
     from scalelong.training.speed import cpu_name, measure_speed, stored_speed
