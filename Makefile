@@ -12,6 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 # Four scalings from one seed, two at a time: about two minutes on two idle cores. Running it again resumes, or shows the result.
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
+	@echo "Training four scalings of a small U-Net, two at a time: about two minutes on two idle cores, less if it was interrupted or done before."
 	@$(BIN)/scalelong compare digits-class --scalings none,uniform,cs,ls --seeds 1 --steps 600 --samples 256 --set validate.every=100 --set sample.every=200 --out runs/demo --open
 
 test: $(READY)

@@ -212,7 +212,8 @@ def sample(
         shared.echo_json({"path": str(target.path), "n": n, "first": first, **settings, **measured})
     else:
         speed = f"{seconds:.1f} s, {n / seconds:.3g} images/s"
-        typer.echo(f"{target.path}: {n} images, {request.sampler}, {evaluations} steps, {speed}")
+        count, length = f"{n} image{'s' * (n > 1)}", f"{evaluations} step{'s' * (evaluations > 1)}"
+        typer.echo(f"{target.path}: {count}, {request.sampler}, {length}, {speed}")
 
 
 def compare(
