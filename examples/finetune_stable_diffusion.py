@@ -26,9 +26,9 @@ def main(unet: str | None = None, steps: int = 20, batch_size: int = 4, out: Pat
     latents, text = torch.randn(64, 4, size, size), torch.randn(64, 77, width)
 
     before = net(latents[:1], 500, text[:1]).sample
-    scalelong.apply(net, LearnableScaling(init="identity"))  # κ = 1 exactly: the trained network as it was
+    scalelong.apply(net.train(), LearnableScaling(init="identity"))  # κ = 1 exactly: the trained network as it was
     assert torch.equal(net(latents[:1], 500, text[:1]).sample, before)
-    net.train().enable_gradient_checkpointing()
+    net.enable_gradient_checkpointing()
 
     scheduler = DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     kappas = list(scalelong.parameters(net))

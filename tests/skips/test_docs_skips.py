@@ -12,9 +12,9 @@ from scalelong.skips import finders
 PAGE = Path(__file__).parents[2] / "docs" / "skips.md"
 
 
-def blocks() -> list[tuple[int, str, str]]:
+def blocks(page: Path = PAGE) -> list[tuple[int, str, str]]:
     """(line, language, code) of every fenced block."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     fences = re.finditer(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S)
     return [(text[: match.start()].count("\n") + 1, match[1], match[2]) for match in fences]
 
@@ -35,6 +35,15 @@ def test_the_page_runs_and_prints_what_it_shows(tmp_path, monkeypatch):
             shown += 1
     assert ran > 10
     assert shown > 0
+
+
+@pytest.mark.parametrize("name", ["inference.md", "methods.md"])
+def test_the_pages_about_methods_run(name):
+    namespace: dict[str, object] = {"__name__": "page"}
+    code = [code for _, language, code in blocks(PAGE.with_name(name)) if language == "python"]
+    assert code
+    for each in code:
+        exec(each, namespace)
 
 
 def test_the_network_of_ones_own_has_about_twenty_lines():

@@ -68,3 +68,55 @@ def test_monai_segmentation(capsys):
     assert len(scores) == 2
     assert all(0 <= score <= 1 for score in scores.values())
     assert "BasicUNet: 4 long skips" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory) -> dict[str, Path]:
+    """An unconditional and a Stable-Diffusion pipeline with random weights, tiny."""
+    import json
+
+    from diffusers import AutoencoderKL, DDIMPipeline, DDIMScheduler, StableDiffusionPipeline, UNet2DModel
+    from diffusers import UNet2DConditionModel as Conditional
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+    folder, small = tmp_path_factory.mktemp("pipelines"), {"block_out_channels": (8, 16), "norm_num_groups": 4}
+    torch.manual_seed(0)
+    net = UNet2DModel(sample_size=8, layers_per_block=1, attention_head_dim=4, **small,
+                      down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+                      up_block_types=("AttnUpBlock2D", "UpBlock2D"))  # fmt: skip
+    DDIMPipeline(net, DDIMScheduler()).save_pretrained(folder / "ddim")
+    words = ["<|startoftext|>", "<|endoftext|>", *"abcdefghijklmnopqrstuvwxyz"]
+    words += [f"{letter}</w>" for letter in words[2:]]
+    (folder / "vocab.json").write_text(json.dumps({word: k for k, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=8)
+    text = CLIPTextConfig(vocab_size=len(words), hidden_size=8, intermediate_size=16, num_hidden_layers=1,
+                          num_attention_heads=2, max_position_embeddings=8, bos_token_id=0, eos_token_id=1)  # fmt: skip
+    unet = Conditional(sample_size=8, layers_per_block=1, attention_head_dim=4, cross_attention_dim=8, **small,
+                       down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+                       up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"))  # fmt: skip
+    vae = AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=4, sample_size=8)
+    StableDiffusionPipeline(
+        vae=vae, text_encoder=CLIPTextModel(text), tokenizer=tokenizer, unet=unet, scheduler=DDIMScheduler(),
+        safety_checker=None, feature_extractor=None, requires_safety_checker=False,
+    ).save_pretrained(folder / "sd")  # fmt: skip
+    return {"ddim": folder / "ddim", "sd": folder / "sd"}
+
+
+@pytest.mark.filterwarnings("ignore")  # diffusers' and transformers' own, about tiny models
+@pytest.mark.parametrize("kind", ["ddim", "sd"])
+def test_skip_tuning_and_freeu_on_a_pipeline(kind, pipelines, tmp_path, capsys):
+    import numpy as np
+
+    prompt = None if kind == "ddim" else "a fox"
+    common = {"prompt": prompt, "steps": 2, "n": 2}
+    sheet = load("skip_tuning").main(str(pipelines[kind]), rho=(1.0, 0.5), out=tmp_path / "s.png", **common)
+    first, second = np.split(np.asarray(sheet), 2)
+    assert not np.array_equal(first, second)
+    assert "UNet" in capsys.readouterr().out
+    sheet = load("freeu").main(str(pipelines[kind]), setting="sd1.5", out=tmp_path / "f.png", **common)
+    without, with_freeu = np.split(np.asarray(sheet), 2)
+    assert np.array_equal(without, first)  # ρ = 1 and the network as it is: bit for bit
+    assert not np.array_equal(without, with_freeu)
+    assert (tmp_path / "s.png").exists()
+    assert (tmp_path / "f.png").exists()
