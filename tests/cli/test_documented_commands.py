@@ -55,6 +55,7 @@ PARSED_ONLY = {
     r"sample .*--prompt": "needs a run with text conditions",
     r"paper (figure|table)-\d+": "trains for minutes or counts the FLOP of the paper's networks, tested in tests/paper",
     r"paper all": "trains for an hour",
+    r"data encode": "needs COCO and published weights, tested in tests/data/test_true_formats.py",
     r"evaluate .*--metrics .*fid": "computes features of Inception, DINOv2 or CLIP, tested in tests/evaluation",
     r"evaluate .*--step best": "needs a run that kept its best network, tested in tests/runs/test_evaluate_run.py",
     r"campaign": "trains for hours, tested in tests/experiments/test_campaign.py",

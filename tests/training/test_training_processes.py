@@ -173,6 +173,22 @@ def test_a_sharded_run_follows_one_process_and_resumes_on_any_number(tmp_path):
 
 
 @pytest.mark.slow
+def test_sigterm_to_one_process_of_two_is_a_checkpoint_that_one_process_resumes(tmp_path):
+    folder = tmp_path / "run"
+    meeting = ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    torchrun = os.path.join(os.path.dirname(sys.executable), "torchrun")
+    command = [torchrun, "--nproc-per-node=2", *meeting, "-m", *tiny_command(folder, "--steps=100000")[2:]]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(folder / "metrics.jsonl", '"step": 3')
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=120)
+    assert "checkpoint after step" in err, err[-2000:]
+    last = losses(folder)[-1][0]
+    assert (folder / "checkpoints" / f"step-{last:08d}" / "manifest.json").exists()
+    assert train(tiny_config(train__steps=last + 2), folder, quiet=True).finished
+
+
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_one_line_without_a_traceback(tmp_path):
     (tmp_path / "file").write_text("")
     answer = subprocess.run(tiny_command(tmp_path / "file" / "run", "-q"), capture_output=True, text=True)
