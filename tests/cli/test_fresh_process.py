@@ -111,7 +111,7 @@ def test_sampling_a_unet_needs_no_more(tmp_path):
     done = Done(tmp_path, "sample", "run", "--n=2", "--steps=2")
     assert done.code == 0, done.err
     assert set(done.imported) <= NETWORKS
-    assert re.search(r"2 images, dpm-solver\+\+, 2 steps, [\d.]+ s", done.out)
+    assert re.search(r"2 images, ddpm, 2 steps, [\d.]+ s", done.out)
 
 
 def test_a_run_is_evaluated(trained, tmp_path):
