@@ -66,7 +66,8 @@ def test_judging_without_runs_raises_and_counts_them(tmp_path):
         typed("table-4", "--no-train", "--runs", tmp_path, "--out", tmp_path)
 
 
-def test_all_continues_after_a_failing_item_and_exits_with_1(tmp_path):
+def test_all_continues_after_a_failing_item_and_exits_with_1(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # away from the records of figures 1 and 12
     result = typed("all", "--no-train", "--runs", tmp_path, "--out", tmp_path)
     assert result.exit_code == 1
     assert result.stderr.count("is finished in") == len(ITEMS)
