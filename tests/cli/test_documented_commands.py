@@ -42,6 +42,8 @@ SMALL = {
     "kappa": "--samples 500",
     "theory": "--seeds 2 --width 32 --skips 2 --depth 1",
     "frontier": "--skips 2 --steps 10 --seeds 1 --jobs 1",
+    "coords": "--widths 16,32 --seeds 2 --steps 2 --parametrizations standard --jobs 1 --set train.batch_size=4",
+    "transfer": "--widths 16 --lrs 1e-3 --steps 2 --seeds 1 --jobs 1 --set train.batch_size=4 --set validate.n=4",
     "robustness": "--images 4 --samples 0 --points 1 --bins 1 --variance 0.1",
     "paper list": "",
     "paper page": "",
@@ -58,6 +60,7 @@ PARSED_ONLY = {
     r"data encode": "needs COCO and published weights, tested in tests/data/test_true_formats.py",
     r"evaluate .*--metrics .*fid": "computes features of Inception, DINOv2 or CLIP, tested in tests/evaluation",
     r"evaluate .*--step best": "needs a run that kept its best network, tested in tests/runs/test_evaluate_run.py",
+    r"tune": "trains many runs, tested in tests/experiments/test_tuning.py",
     r"campaign": "trains for hours, tested in tests/experiments/test_campaign.py",
 }
 INSTEAD = {
