@@ -113,7 +113,7 @@ class Results:
                     if sooner[key].seeds < 2:
                         found.append(Verdict(arm, baseline, claim, factor, ONE_PAIR))
                         continue
-                    verdict = "disagrees" if factor is None and (sooner[key].at_most or 0) < ACCELERATION else "open"
+                    verdict = "disagrees" if not sooner[key].reached else "open"  # unless all seeds reach it
                     if factor is not None:
                         low, high = (None if end is None else 1 / end for end in (factor.high, factor.low))
                         inverse = Estimate(1 / factor.mean, low, high, factor.n)
