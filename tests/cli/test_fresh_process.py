@@ -123,12 +123,12 @@ def test_a_run_is_evaluated(trained, tmp_path):
 def test_names_for_completion_are_those_of_the_registries():
     from scalelong.diffusion import SAMPLERS
     from scalelong.evaluation.extractors import EXTRACTORS
-    from scalelong.process import PROCESSES
+    from scalelong.process import INTERPOLANTS
     from scalelong.runs.generate import autocast_type
 
     assert set(_names.SAMPLERS) == set(SAMPLERS)
     assert set(_names.EXTRACTORS) == set(EXTRACTORS)
-    assert set(_names.PROCESSES) == set(PROCESSES)
+    assert set(_names.PROCESSES) == set(INTERPOLANTS)
     for precision in _names.PRECISIONS:
         autocast_type(precision)
 

@@ -68,7 +68,8 @@ def _is_grouped(file: Path) -> bool:
         return False
     grouped = [found for found in suffixes.values() if found & SUFFIXES]
     beside = {*LABELS, ".json"}  # captions alone could be a folder of images with .txt files, which is read as one
-    return bool(grouped) and sum(bool(found & beside) for found in grouped) >= len(grouped) - 1
+    labelled = sum(bool(found & beside) for found in grouped)
+    return labelled > 0 and labelled >= len(grouped) - 1
 
 
 def _facts(files: Sequence[Path]) -> tuple[set[int], bool]:

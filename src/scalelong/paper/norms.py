@@ -86,8 +86,10 @@ def ratios_by_join(trained: Trained) -> dict[str, list[Estimate | None]]:
     for variant in trained.variants:
         own = trained.norms(variant)
         count = min((len(norms["norm"]) for norms in (*own.values(), *base.values())), default=0)
-        columns = [({s: n["norm"][i] or 0.0 for s, n in side.items()} for side in (own, base)) for i in range(count)]
-        found[variant] = [paired_ratio(*column) for column in columns]
+        found[variant] = [
+            paired_ratio(*({seed: norms["norm"][i] or 0.0 for seed, norms in side.items()} for side in (own, base)))
+            for i in range(count)
+        ]
     return {variant: row for variant, row in found.items() if variant != "none" and any(row)}
 
 
