@@ -28,10 +28,9 @@ from scalelong.experiments.frontier import (
     summarize,
 )
 from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio
-from scalelong.files import json_line_blocks
+from scalelong.experiments.trials import TrialFile
 from scalelong.process import VPSDE
 from scalelong.progress import track
-from scalelong.runs.logs import JsonLines
 from scalelong.scaling import Scaling
 from scalelong.skips import apply, scale_skip
 from scalelong.theory.bounds import gradient_path_sums
@@ -214,7 +213,7 @@ def measure_frontier(study: Sequence[Cell], seeds: Sequence[int], out: Path, job
     out.mkdir(parents=True, exist_ok=True)
     tasks = [(cell, seed) for seed in seeds for cell in study]
     found: dict[Cell, list[Trial]] = defaultdict(list)
-    searches = parallel(partial(_search, out / TRIALS, _read(out / TRIALS)), tasks, jobs)
+    searches = parallel(partial(_search, TrialFile(out / TRIALS)), tasks, jobs)
     for (cell, _), trials in zip(tasks, track(searches, "searching", len(tasks)), strict=True):
         found[cell] += trials
     frontiers = {cell: summarize(trials) for cell, trials in found.items()}
@@ -227,7 +226,7 @@ def measure_sensitivity(
     """Final loss against learning rate for every cell, averaged over seeds; a diverged run counts as untrained."""
     out.mkdir(parents=True, exist_ok=True)
     tasks = [(cell, seed, lr) for seed in seeds for cell in study for lr in rates]
-    run = partial(_run, out / TRIALS, _read(out / TRIALS))
+    run = partial(_run, TrialFile(out / TRIALS))
     found: dict[Cell, dict[float, list[Trial]]] = defaultdict(lambda: defaultdict(list))
     for (cell, _, lr), trial in zip(tasks, track(parallel(run, tasks, jobs), "training", len(tasks)), strict=True):
         found[cell][lr].append(trial)
@@ -275,27 +274,12 @@ def _same_setting(a: Cell, b: Cell) -> bool:
     return (a.network, a.optimizer, a.skips, a.steps) == (b.network, b.optimizer, b.skips, b.steps)
 
 
-def _search(path: Path, known: dict[tuple[str, int, float], Trial], task: tuple[Cell, int]) -> list[Trial]:
+def _search(trials: TrialFile, task: tuple[Cell, int]) -> list[Trial]:
     cell, seed = task
-    return list(bisect(lambda lr: _run(path, known, (cell, seed, lr)), START[cell.optimizer]))
+    return list(bisect(lambda lr: _run(trials, (cell, seed, lr)), START[cell.optimizer]))
 
 
-def _run(path: Path, known: dict[tuple[str, int, float], Trial], task: tuple[Cell, int, float]) -> Trial:
-    """Run a trial, or take it from an earlier call; append a new one to the file."""
+def _run(trials: TrialFile, task: tuple[Cell, int, float]) -> Trial:
+    """Run a trial, or take it from an earlier call."""
     cell, seed, lr = task
-    if (trial := known.get((cell.key, seed, lr))) is not None:
-        return trial
-    trial = cell.trial(seed, lr)
-    log = JsonLines(path)  # appends a short line in one write: processes do not mix theirs
-    log.write({"cell": cell.key} | asdict(trial))
-    log.close()
-    return trial
-
-
-def _read(path: Path) -> dict[tuple[str, int, float], Trial]:
-    """Return the trials of earlier calls. A line that a kill cut short is closed, so that the next one starts anew."""
-    if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):
-        with open(path, "ab") as file:
-            file.write(b"\n")
-    rows = [row for block in json_line_blocks(path) for row in block]
-    return {(row.pop("cell"), row["seed"], row["lr"]): Trial(**row) for row in rows}
+    return Trial(**trials.run(f"{cell.key} seed {seed} lr {lr!r}", lambda: asdict(cell.trial(seed, lr))))

@@ -69,7 +69,7 @@ def candidates_of(config: Config, over: Sequence[str], scalings: str | None = No
     found = {}
     for spec, lr in product(dict.fromkeys(specs), rates):
         name = spec.label + (f"-lr{lr:g}" if len(rates) > 1 else "")
-        # A constant learning rate: a run that goes on must not have decayed before.
+        # A constant learning rate: a run that resumes must not have decayed before.
         settings = {"scaling": spec, "train.lr": lr, "train.schedule": "constant", "sample.n": 0, "validate.every": 0}
         found[name] = Candidate(name, override(config, settings))
     return tuple(found.values())
