@@ -111,6 +111,11 @@ Clip = Annotated[
 ]
 
 
+def comma_words(text: str) -> list[str]:
+    """Return the words of a comma-separated option."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 class _Flags:
     """Show a flag as `--json`, not as `--json <bool>`, which newer versions of typer do."""
 

@@ -106,7 +106,7 @@ def evaluate(
     from scalelong.runs.run import Run, load_run
 
     shared.check_sampling(sampler, precision, extractor)
-    wanted = None if metrics is None else [word.strip() for word in metrics.split(",") if word.strip()]
+    wanted = None if metrics is None else shared.comma_words(metrics)
     names.check_name("labels", labels, ("balanced", "frequency"))
     runs = runs or []
     if compare and (images is not None or reference is not None):
@@ -114,7 +114,7 @@ def evaluate(
     if vary is not None and not compare:
         raise InvalidValueError(f"--vary {vary} needs --compare")
     if compare:
-        _compare(runs, [word.strip() for word in (vary or "").split(",") if word.strip()], json, wanted)
+        _compare(runs, shared.comma_words(vary or ""), json, wanted)
         return
     if len(runs) != (1 if images is None else 0):
         raise InvalidValueError("expected one run folder, or --images with --reference, or several runs with --compare")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from scalelong.cli._shared import Figure, Json, check_figure, echo_json, print_lines, print_table
+from scalelong.cli._shared import Figure, Json, check_figure, comma_words, echo_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from scalelong.experiments.frontier_study import Row
@@ -57,11 +57,11 @@ def frontier(
     check_figure(figure)
     if not largest > 0:
         raise invalid("--largest", "a number > 0", largest)
-    numbers = _words(skips)
+    numbers = comma_words(skips)
     if not numbers or not all(word.isdecimal() for word in numbers):
         raise invalid("--skips", "integers >= 1, such as 6,12", skips)
-    specs = [parse_scaling(word) for word in _words(scalings)]
-    study = cells(_words(network), _words(optimizer), specs, [int(word) for word in numbers], steps)
+    specs = [parse_scaling(word) for word in comma_words(scalings)]
+    study = cells(comma_words(network), comma_words(optimizer), specs, [int(word) for word in numbers], steps)
     chosen, workers = parse_seeds(seeds), jobs or usable_cores()
     if sensitivity:
         result = measure_sensitivity(study, chosen, [largest * factor for factor in GRID], out, workers)
@@ -75,10 +75,6 @@ def frontier(
         _print_frontier(rows, len(chosen)) if not json else echo_json({"frontier": [row.to_dict() for row in rows]})
     if figure is not None and not json:
         typer.echo(f"figure: {figure}")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _print_frontier(rows: list[Row], seeds: int) -> None:

@@ -16,6 +16,7 @@ from scalelong.cli._shared import (
     PresetName,
     Settings,
     check_figure,
+    comma_words,
     echo_json,
     print_lines,
     print_table,
@@ -66,7 +67,7 @@ def coords(
 
     check_figure(figure)
     config = choose(preset or "uvit-64", data=data, settings=settings)
-    words = _words(parametrizations)
+    words = comma_words(parametrizations)
     options: dict[str, Any] = {"base_width": base_width, "steps": steps, "seeds": parse_seeds(seeds)}
     rows = coordinate_check(config, _integers("--widths", widths), words, jobs=jobs or usable_cores(), **options)
     verdicts = {word: overall([row for row in rows if row.parametrization == word]) for word in words}
@@ -128,14 +129,14 @@ def transfer(
     check_figure(figure)
     config = choose(preset or "uvit-64", data=data, steps=steps, settings=settings)
     try:
-        rates = [float(word) for word in _words(lrs)] if lrs else [config.train.lr * 2.0**k for k in range(-3, 4)]
+        rates = [float(word) for word in comma_words(lrs)] if lrs else [config.train.lr * 2.0**k for k in range(-3, 4)]
     except ValueError:
         raise invalid("--lrs", "numbers such as 1e-3,2e-3", lrs) from None
     curves = measure_transfer(
         config, widths=_integers("--widths", widths), rates=rates, out=out,
         depths=_integers("--depths", depths) if depths else None,
-        scalings=[parse_scaling(word) for word in _words(scalings)] if scalings else None,
-        parametrizations=_words(parametrizations), base_width=base_width, base_depth=base_depth,
+        scalings=[parse_scaling(word) for word in comma_words(scalings)] if scalings else None,
+        parametrizations=comma_words(parametrizations), base_width=base_width, base_depth=base_depth,
         seeds=parse_seeds(seeds), jobs=jobs or usable_cores(),
     )  # fmt: skip
     if figure is not None:
@@ -188,14 +189,10 @@ def _print_transfer(curves: list[Curve], steps: int) -> None:
         ])  # fmt: skip
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _integers(option: str, text: str) -> list[int]:
     from scalelong.errors import invalid
 
-    words = _words(text)
+    words = comma_words(text)
     if not words or not all(word.isdecimal() and int(word) for word in words):
         raise invalid(option, "integers >= 1, comma-separated", text)
     return [int(word) for word in words]

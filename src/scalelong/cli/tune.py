@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from scalelong._text import number, with_interval
-from scalelong.cli._shared import DataName, Jobs, Json, PresetName, Quiet, Settings, echo_json, print_lines, print_table
+from scalelong.cli._shared import (
+    DataName,
+    Jobs,
+    Json,
+    PresetName,
+    Quiet,
+    Settings,
+    comma_words,
+    echo_json,
+    print_lines,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from scalelong.experiments.tuning import Tuning
@@ -56,7 +67,7 @@ def tune(
     if not 0 < confidence < 1:
         raise invalid("--confidence", "in (0, 1)", confidence)
     config, chosen = choose(preset or "digits", data=data, steps=steps, settings=settings), parse_seeds(seeds)
-    found = candidates_of(config, [word.strip() for word in over.split(",") if word.strip()], scalings)
+    found = candidates_of(config, comma_words(over), scalings)
     grid = len(found) * config.train.steps * len(chosen)
     workers = jobs or len(visible_gpus()) or usable_cores()
     total = grid // 3 if budget is None else parse_budget(budget, lambda: time_step(found[0].config), workers)
