@@ -45,8 +45,10 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py --out results/bench.json --plot docs/performance-growth.png
 
+# The site, in site/: `.venv/bin/python -m mkdocs serve` shows it while you write.
 docs: $(READY)
 	$(BIN)/python docs/check.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # What the demo needs, installed once, and again when the requirements change.
 $(DEMO): pyproject.toml constraints.txt

@@ -1,6 +1,7 @@
-"""Check README.md, CONTRIBUTING.md and docs/*.md: `make docs`.
+"""Check README.md, CONTRIBUTING.md and the pages of docs/: `make docs`, which then builds the site strictly.
 
-Links and anchors lead somewhere, commands exist, Python examples parse, tables have rows, no placeholder is left.
+Links and anchors lead somewhere, commands exist, Python examples parse, tables have rows, no placeholder is left,
+every page is in the navigation, and every public name is on a reference page.
 """
 
 from __future__ import annotations
@@ -71,17 +72,33 @@ def placeholders(_: Path, text: str) -> Iterator[str]:
     yield from (f"placeholder {name}" for name in re.findall(r"\b[A-Z]{2,}_[A-Z_]+\b|\bTODO\b|\bTBD\b", without_code))
 
 
-CHECKS = (broken_links, unknown_commands, unparsable_examples, empty_tables, placeholders)
+def missing_from_navigation(page: Path, _: str) -> Iterator[str]:
+    if page.is_relative_to(ROOT / "docs"):
+        listed = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.M)
+        if page.relative_to(ROOT / "docs").as_posix() not in listed:
+            yield "not in the navigation: add it to `nav` in mkdocs.yml"
+
+
+def missing_from_reference() -> Iterator[str]:
+    import scalelong
+
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: scalelong\.(\w+)", pages, flags=re.M))
+    for name in sorted(set(scalelong.__all__) - {"__version__"} - shown):
+        yield f"scalelong.{name} is on no reference page: add `::: scalelong.{name}` to one"
+
+
+CHECKS = (broken_links, unknown_commands, unparsable_examples, empty_tables, placeholders, missing_from_navigation)
 
 
 def main() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     problems = [
         f"{page.relative_to(ROOT)}: {problem}"
         for page in pages
         for check in CHECKS
         for problem in check(page, page.read_text(encoding="utf-8"))
-    ]
+    ] + list(missing_from_reference())
     print("\n".join(problems) or f"{len(pages)} pages, no problem found")
     sys.exit(bool(problems))
 

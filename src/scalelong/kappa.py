@@ -162,7 +162,8 @@ def estimate_kappa(
         num_skips: N, the number of long skips, or the network that has them.
         process: "ddpm" (default for eps, x0 and v), "vp", "cosine", "sd", a `Process`, a diffusers scheduler, or the
             values of ᾱ_t; also "linear" and "edm".
-        samples, seed: number of (image, time, noise) triples to draw, and their seed.
+        samples: number of (image, time, noise) triples to draw.
+        seed: their seed.
         latents: the images are latents and may have any range.
         objective: "eps", "x0", "v", "flow", "edm" or an `Objective`: what the network predicts. A scheduler or values
             of ᾱ_t need "eps".

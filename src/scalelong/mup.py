@@ -132,7 +132,10 @@ def init_(
     It assumes the weights as the constructors of `UViT` or of PyTorch's layers draw them.
 
     Args:
-        net, base_width, base_depth, base: As in `roles`.
+        net: The network.
+        base_width: As in `roles`.
+        base_depth: As in `roles`.
+        base: As in `roles`.
         zero_output: Start the output layer at zero, at every width. Without it the network at its base width is bit
             for bit the standard one.
     """
@@ -158,8 +161,12 @@ def param_groups(
     same at every width. The learning rate of the first group is `lr` itself.
 
     Args:
-        net, base_width, base_depth, base: As in `roles`.
-        lr, weight_decay: As tuned at the base width.
+        net: The network.
+        base_width: As in `roles`.
+        base_depth: As in `roles`.
+        base: As in `roles`.
+        lr: Learning rate tuned at the base width.
+        weight_decay: Weight decay at the base width.
         eps: Adam's ε at the base width; the groups then have one that follows the size of their gradients.
 
     Example:

@@ -138,7 +138,10 @@ def load(
         holdout: the share of `train` reserved for `validation`, where the data has no such split.
         skip_bad: skip unusable files and list them in `data.manifest["skipped"]` instead of raising an error.
         source: for a named dataset, the path of a local copy of the published files, or "hub" or "registries".
-        config, image_column, label_column, caption_column: of a Hugging Face dataset.
+        config: configuration of a Hugging Face dataset.
+        image_column: column of a Hugging Face dataset that holds the images.
+        label_column: column of its labels.
+        caption_column: column of its captions.
         force: prepare it again.
     """
     options = Options(image_size, channels, background, holdout, config, image_column, label_column, caption_column)

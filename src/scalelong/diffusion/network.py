@@ -126,11 +126,14 @@ def simple_loss(
 
     Args:
         objective: what the network predicts; a process means noise prediction on it.
-        x_0, eps: images and noise, (B, …).
+        x_0: images, (B, …).
+        eps: noise, (B, …).
         t: times in the process's own unit, (B,).
-        y, context: labels (B,) and text tokens (B, L, D).
+        y: labels, (B,).
+        context: text tokens, (B, L, D).
         drop: boolean mask (B,) of samples whose conditions become null, for classifier-free guidance.
-        null_y, null_context: the null label and the tokens of the empty prompt.
+        null_y: the null label.
+        null_context: tokens of the empty prompt.
         extra: noise added to the network's input but not to the target, (B, …), as in Fig. 3c.
     """
     objective = get_objective(objective)
@@ -161,8 +164,10 @@ def guided(
 
     Args:
         objective: what the network predicts; a process means noise prediction on it.
-        y, context: labels (B,) and text tokens (B, L, D).
-        null_y, null_context: the null label and the tokens of the empty prompt, as in training.
+        y: labels, (B,).
+        context: text tokens, (B, L, D).
+        null_y: the null label, as in training.
+        null_context: tokens of the empty prompt, as in training.
     """
     objective = get_objective(objective)
     output = _guided_output(

@@ -78,7 +78,9 @@ def sample(
         y: labels (n,), or one label for all images.
         context: text tokens (n, L, D), or (L, D) for all images, or `context(start, count)` that returns those of a
             batch when it is sampled, so that they are never all in memory.
-        guidance, null_y, null_context: see `guided`.
+        guidance: strength of classifier-free guidance; 1 is none.
+        null_y: the null label, as in training.
+        null_context: tokens of the empty prompt, as in training.
         device: defaults to the network's device.
         autocast: dtype of the network's mixed precision; x stays float32.
         clip: clamp the final images to [−1, 1]; pass False for latents.

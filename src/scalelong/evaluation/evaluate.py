@@ -147,8 +147,9 @@ def evaluate_images(
     """Compute metrics of images against a reference, in one pass over the images.
 
     Args:
-        images, reference: see `as_reference`. With several processes, an iterable holds the share of its process;
-            everything else is shared out here, and every process gets the result.
+        images: the images to judge, see `as_reference`. With several processes, an iterable holds the share of its
+            process; everything else is shared out here, and every process gets the result.
+        reference: the images or statistics to compare with, of the same kinds.
         extractor: `inception` (FID), `inception-pytorch-fid`, `pixels`, a network or a `FeatureExtractor`.
         metrics: names from `METRICS`; default: fid or frechet, and kid. Those that are defined on DINOv2 or CLIP add
             that extractor, which computes its features once for all of them.

@@ -89,12 +89,18 @@ class UViT(ModelMixin, ConfigMixin):
     and also its own `.sample`, so diffusers' `DDIMPipeline` and `DDPMPipeline` accept this network.
 
     Args:
-        img_size, patch_size, in_chans: Images are (B, in_chans, img_size, img_size), cut into square patches.
-        embed_dim, num_heads, mlp_ratio, qkv_bias: Sizes of a transformer block.
+        img_size: Side of the images, (B, in_chans, img_size, img_size).
+        patch_size: Side of the square patches they are cut into.
+        in_chans: Channels of the images.
+        embed_dim: Width of a token.
         depth: depth//2 encoder blocks, one middle block and depth//2 decoder blocks, so N = depth//2 long skips.
+        num_heads: Attention heads per block.
+        mlp_ratio: Width of a block's MLP over embed_dim.
+        qkv_bias: Whether queries, keys and values have biases.
         mlp_time_embed: Whether an MLP follows the timestep's sinusoids.
         num_classes: Rows of the label table, the null label included. None or 0 for no classes.
-        clip_dim, num_clip_token: Width and number of text tokens. None or 0 for no text.
+        clip_dim: Width of text tokens. None or 0 for no text.
+        num_clip_token: Number of text tokens. None or 0 for no text.
         conv: Whether a 3×3 convolution ends the network.
         init_std: Standard deviation of linear weights and of the position table.
         base_head_width: Head width d at which attention is scaled by 1/√d; others use √base_head_width / d, as μP asks

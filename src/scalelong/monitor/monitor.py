@@ -55,7 +55,8 @@ class StabilityMonitor:
         keep: Maximum number of snapshots in the file.
         ema: The averaged network (or its parameters), to record its distance to the network.
         scaler: The GradScaler of fp16 training, unless gradients are unscaled inside the `with` block.
-        times, bins: Range of timesteps, and the number of bins that divide it.
+        times: Range of timesteps.
+        bins: Number of bins that divide it.
         limits: Thresholds of the alarms.
         log: Called as `log(scalars, step=step)` at every snapshot, for example `accelerator.log` or `wandb.log`.
         on_alarm: Called with an `Alarm` when one begins. By default it is logged as a warning.

@@ -56,7 +56,8 @@ def measure_sensitivity(
 
     Args:
         objective: what the network predicts; a process means noise prediction on it.
-        x_0, eps: images and noise, (B, …).
+        x_0: images, (B, …).
+        eps: noise, (B, …).
         t: times in the process's own unit, (B,).
         conditions: keyword arguments of the network, one row per sample.
         variances: values of σ_δ².

@@ -270,8 +270,10 @@ class FreeU(Scaling):
     a network of tokens.
 
     Args:
-        b1, s1: Factors of the innermost stage.
-        b2, s2: Factors of the next one.
+        b1: Factor on the backbone of the innermost stage.
+        b2: Factor on the backbone of the next one.
+        s1: Factor on the low frequencies of the innermost stage's skips.
+        s2: Factor on those of the next one.
         version: 2 replaces b by 1 + (b−1)·m with the mean m over channels, scaled to 0…1 per sample.
     """
 

@@ -32,8 +32,9 @@ def fold(net: Net, *example: Any, **kwargs: Any) -> Net:
 
     Args:
         net: A network scaled with constants (CS, uniform, explicit, learned scalars).
-        example, kwargs: A call of the network. With it, convolutions and linear layers that take the skip, or start
-            or end with it, are found by running the network, and the result is compared with the scaled network.
+        *example: The arguments of one call of the network. With them, convolutions and linear layers that take the
+            skip, or start or end with it, are found by running the network, and the result is compared.
+        **kwargs: The keyword arguments of that call.
     """
     root = scaled_root(net, allow_wrappers=False)
     scaler = scaling_of(root)

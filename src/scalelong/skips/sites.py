@@ -56,10 +56,14 @@ class Site:
         tokens: Number of tokens, if a learned position table fixes it.
         carrier: The module whose call receives the skip, if it is not `path` itself.
         source: The module that the skip comes from, for display.
-        norm, shortcut: Modules that see the concatenation, for `placement="after_norm"`.
+        norm: The normalization of the concatenation, for `placement="after_norm"`.
+        shortcut: The layer beside it that also sees the concatenation.
         join: The operation that joins the skip in the `forward` of the called module, if no argument holds the skip.
-        call, calls: Which call, from 0, of how many, if the network calls the module several times in one pass.
-        backbone, extras, op: See `SkipShape`.
+        call: Which call, from 0, if the network calls the module several times in one pass.
+        calls: How many calls there are.
+        backbone: See `SkipShape`.
+        extras: See `SkipShape`.
+        op: See `SkipShape`.
     """
 
     path: str
