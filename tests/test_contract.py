@@ -49,6 +49,10 @@ SIGNATURES = {
     "scalelong.estimate_kappa": "images num_skips process samples seed latents",
     "scalelong.evaluate_images": None,
     "scalelong.load_run": "folder",
+    "scalelong.runs.Run.push_to_hub": "self repo_id",
+    "scalelong.runs.Run.from_pretrained": "source",
+    "scalelong.ScaleLongPipeline.push_to_hub": "self repo_id",
+    "scalelong.ScaleLongPipeline.from_pretrained": "folder",
     "scalelong.tune": "make_run candidates steps budget",
     "scalelong.mup.roles": "net base_width base_depth",
     "scalelong.mup.init_": "net base_width base_depth",
@@ -67,11 +71,12 @@ FIELDS = {
     "scalelong.Evaluation": "",
 }
 ERRORS = (
-    "InvalidValueError UnknownNameError UnsupportedNetworkError ScalingStateError DataError RunError EvaluationError"
+    "InvalidValueError UnknownNameError UnsupportedNetworkError ScalingStateError DataError RunError EvaluationError "
+    "HubError"
 )
 COMMANDS = (
     "train sample evaluate compare report kappa theory robustness paper data presets doctor frontier coords transfer "
-    "tune campaign"
+    "tune campaign export"
 )
 
 

@@ -47,6 +47,10 @@ class EvaluationError(ScaleLongError):
     """A metric cannot be computed from what it was given."""
 
 
+class HubError(ScaleLongError):
+    """The Hugging Face hub cannot be reached, or refuses access, or lacks a repository."""
+
+
 class ScalingWarning(UserWarning):
     """A scaling is valid, but unlikely to do what was intended, or the paper's analysis advises against it."""
 

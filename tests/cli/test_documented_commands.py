@@ -36,6 +36,7 @@ SMALL = {
     "sample": "--n 4 --steps 2",
     "compare": f"--scalings none,cs --seeds 1 --steps 4 --samples 72 --jobs 1 --quiet {SETTINGS}",
     "report": "",
+    "export": "",
     "evaluate": "--n 72 --extractor pixels --batch-size 72",
     "presets": "",
     "doctor": "",

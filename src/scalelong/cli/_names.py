@@ -70,8 +70,10 @@ def complete_data(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Complete run folders, comparisons, and the folders on the way to them."""
-    return _paths(incomplete, os.path.isdir)
+    """Complete run folders, comparisons, the folders on the way to them, and the networks of the package."""
+    from scalelong.runs.locate import shipped_networks
+
+    return [*one_of(shipped_networks())(incomplete), *_paths(incomplete, os.path.isdir)]
 
 
 def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> list[str]:

@@ -40,7 +40,23 @@ DataName = Annotated[
         autocompletion=names.complete_data,
     ),
 ]
-RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.", autocompletion=names.complete_run)]
+
+
+def _locate(run: Path) -> Path:
+    from scalelong.runs.locate import locate
+
+    return locate(run)
+
+
+RunFolder = Annotated[
+    Path,
+    Argument(
+        metavar="RUN",
+        help="A run folder, digits (a trained network of the package) or hf:OWNER/NAME.",
+        autocompletion=names.complete_run,
+        callback=_locate,
+    ),
+]
 Open = Annotated[bool, Option("--open", help="Open the page in a browser, where there is one.")]
 DatasetName = Annotated[
     str,

@@ -9,6 +9,7 @@ from scalelong.cli._shared import Command, Group
 from scalelong.cli.campaign import campaign
 from scalelong.cli.data import app as data_app
 from scalelong.cli.evaluate import evaluate
+from scalelong.cli.export import export
 from scalelong.cli.frontier import frontier
 from scalelong.cli.info import doctor, presets
 from scalelong.cli.mup import coords, transfer
@@ -51,6 +52,7 @@ COMMANDS = (
     compare,
     report,
     evaluate,
+    export,
     presets,
     doctor,
     kappa,

@@ -103,12 +103,13 @@ def evaluate(
     """
     from scalelong.errors import InvalidValueError
     from scalelong.files import check_target
+    from scalelong.runs.locate import locate
     from scalelong.runs.run import Run, load_run
 
     shared.check_sampling(sampler, precision, extractor)
     wanted = None if metrics is None else shared.comma_words(metrics)
     names.check_name("labels", labels, ("balanced", "frequency"))
-    runs = runs or []
+    runs = [locate(run) for run in runs or []]
     if compare and (images is not None or reference is not None):
         raise InvalidValueError("--compare reads stored evaluations; leave out --images and --reference")
     if vary is not None and not compare:

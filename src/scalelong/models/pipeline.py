@@ -250,9 +250,34 @@ class ScaleLongPipeline(DiffusionPipeline):
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         write_code(folder, index)
 
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
+        """Upload the pipeline with its scaling and return the address. `run.push_to_hub` also uploads logs and a card.
+
+        Args:
+            repo_id: owner/name; created if it does not exist.
+            kwargs: As of diffusers' `push_to_hub`: `private`, `token`, `commit_message`, `create_pr`.
+        """
+        from scalelong.models.hub import check_repo_id, hub_errors
+
+        check_repo_id(repo_id)
+        with hub_errors(repo_id, "upload to"):
+            return str(super().push_to_hub(repo_id, **kwargs))
+
     @classmethod
     def from_pretrained(cls, folder: str | Path, **kwargs: Any) -> "ScaleLongPipeline":
-        """Load what `save_pretrained` wrote, or the folder `model/` of a run, including the scaling."""
+        """Load what `save_pretrained` or `push_to_hub` wrote, a run or its folder `model/`, including the scaling.
+
+        Args:
+            folder: A local folder, or owner/name of a repository on the Hugging Face hub.
+            kwargs: As of diffusers' `DiffusionPipeline.from_pretrained`.
+        """
+        if not Path(folder).exists():
+            from scalelong.models.hub import download
+
+            options = {name: kwargs.pop(name) for name in ("revision", "token", "cache_dir") if name in kwargs}
+            folder = download(str(folder), **options, ignore=("checkpoints/*", "samples/*"))
+        if not (Path(folder) / INDEX).is_file() and (Path(folder) / "model" / INDEX).is_file():
+            folder = Path(folder) / "model"  # a run
         for module in own_modules(cls.load_config(folder)):
             importlib.import_module(module)
         pipe = super().from_pretrained(folder, **kwargs)

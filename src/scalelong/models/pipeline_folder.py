@@ -51,9 +51,8 @@ def write_index(folder: Path, net: Any, objective: Objective, settings: dict[str
 def write_code(folder: Path, index: dict[str, Any]) -> None:
     """Write pipeline.py, which diffusers runs with `custom_pipeline`: it imports the classes that the index names."""
     modules = sorted({"scalelong.models.uvit", *own_modules(index)} - {SCALED_UNET[0]})
-    where = repr(folder.name)
     lines = [
-        f'"""DiffusionPipeline.from_pretrained({where}, custom_pipeline={where}, trust_remote_code=True)"""',
+        '"""DiffusionPipeline.from_pretrained(folder, custom_pipeline=folder, trust_remote_code=True)"""',
         "",
         *(f"import {module}  # noqa: F401" for module in modules),
         "from scalelong.models.pipeline import ScaleLongPipeline  # noqa: F401",

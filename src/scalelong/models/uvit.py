@@ -236,7 +236,8 @@ class UViT(ModelMixin, ConfigMixin):
         if (context is None) == bool(self.clip_dim):
             expected = f"text tokens (clip_dim={self.clip_dim})" if self.clip_dim else "None (no text)"
             raise invalid("context", expected, type(context).__name__)
-        shapes = {"y": (y, (len(x),)), "context": (context, (len(x), self.num_clip_token, self.clip_dim))}
+        n = x.shape[0]  # not len(x), which would fix the batch size of an exported network
+        shapes = {"y": (y, (n,)), "context": (context, (n, self.num_clip_token, self.clip_dim))}
         for name, (value, shape) in shapes.items():
             if value is not None and value.shape != shape:
                 raise invalid(f"shape of {name}", str(shape), tuple(value.shape))

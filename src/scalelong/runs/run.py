@@ -25,6 +25,7 @@ from scalelong.errors import RunError, invalid, one_line
 from scalelong.files import atomic_folder, read_json, sweep, write_text
 from scalelong.models.registry import Shapes, get_model
 from scalelong.runs.config import Config, Facts, flatten
+from scalelong.runs.locate import locate, no_run
 from scalelong.runs.logs import EMPTY, Series, StabilityArrays, read_columns, read_stability_arrays
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Run:
 
     def _checked_record(self) -> dict[str, Any]:
         if not self.exists:
-            raise RunError(f"{self.folder} is not a run folder: it has no {CONFIG}; scalelong train creates one")
+            raise no_run(self.folder, CONFIG)
         try:
             record = json.loads(self.config_path.read_text(encoding="utf-8"))
         except (ValueError, OSError, RecursionError) as error:
@@ -363,6 +364,27 @@ class Run:
             (folder / STEP).write_text(json.dumps(facts) + "\n", encoding="utf-8")
         return True
 
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the run with a model card to the Hugging Face hub; return the address. See `runs.hub.push_run`."""
+        from scalelong.runs.hub import push_run
+
+        return push_run(self, repo_id, **options)
+
+    @classmethod
+    def from_pretrained(cls, source: Path | str, **options: Any) -> Run:
+        """Open a run that `push_to_hub` uploaded, or a local folder. Loads the network now.
+
+        Args:
+            source: owner/name of a repository on the Hugging Face hub, or a run folder.
+            options: `revision`, `token`, `cache_dir`.
+
+        Example:
+            >>> run = Run.from_pretrained("owner/name")
+        """
+        from scalelong.models.hub import download
+
+        return load_run(source if Path(source).exists() else download(str(source), **options))
+
     def pipeline(self) -> ScaleLongPipeline:
         """Return the network as a diffusers pipeline, with its text encoder and autoencoder."""
         from scalelong.models.pipeline import ScaleLongPipeline
@@ -475,8 +497,17 @@ class Run:
 
 
 def load_run(folder: Path | str) -> Run:
-    """Open a trained run, ready to sample: `load_run("runs/digits").net`. Loads the network now."""
-    run = Run(folder)
+    """Open a trained run, ready to sample: `load_run("runs/digits-cs-0.7-seed0").net`. Loads the network now.
+
+    Args:
+        folder: A run folder, "digits" (a trained network that comes with the package), or "hf:owner/name" for a run
+            on the Hugging Face hub.
+
+    Example:
+        >>> run = scalelong.load_run("digits")
+        >>> images = run.pipeline()(class_labels=[3, 8]).images
+    """
+    run = Run(locate(folder))
     _ = run.config, run.net, run.facts, run.step
     return run
 
@@ -484,7 +515,7 @@ def load_run(folder: Path | str) -> Run:
 def find_runs(paths: Sequence[Path | str]) -> list[Run]:
     """Return the runs at `paths`, each once. The folder of a comparison stands for its runs, variant by variant."""
     runs: list[Run] = []
-    for path in map(Path, paths):
+    for path in map(locate, paths):
         comparison = read_json(path / COMPARISON)
         if comparison is not None:
             runs += _members(path, comparison)
