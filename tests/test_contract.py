@@ -60,6 +60,9 @@ SIGNATURES = {
     "scalelong.StabilityMonitor": None,
     "scalelong.StabilityMonitor.step": None,
     "scalelong.StabilityMonitor.note": None,
+    "scalelong.StabilityMonitor.attach": "self optimizer first",
+    "scalelong.integrations.lightning.StabilityCallback": None,
+    "scalelong.integrations.transformers.StabilityCallback": None,
     "scalelong.training.train": "config out loss optimizer metrics quiet",
     "scalelong.models.registry.Model": "build adapt save load",
 }

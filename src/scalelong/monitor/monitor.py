@@ -19,6 +19,7 @@ from scalelong.monitor.points import coefficients_of, find_points, spec_of
 from scalelong.monitor.probe import Inputs, Probe, as_probe, from_batch
 from scalelong.monitor.recorder import Hooks, Norms, ParameterNorms, Recorder
 from scalelong.monitor.snapshot import Buffer, Layout, Snapshot, Window, make_entry
+from scalelong.monitor.steps import AttachedSteps
 from scalelong.monitor.summary import Summary, scalars
 from scalelong.skips.application import scaled_root
 from scalelong.skips.sites import Site
@@ -105,6 +106,7 @@ class StabilityMonitor:
         self._edges: tuple[float, ...] = ()
         self._members: list[list[int]] | None = None
         self._step, self._begun = 0, False
+        self._attached: AttachedSteps | None = None
 
     def step(self, step: int, batch: Inputs | None = None) -> AbstractContextManager[None]:
         """Wrap the forward and backward pass of a step, counted over the whole run. Clipping comes after the block.
@@ -125,8 +127,26 @@ class StabilityMonitor:
         if self.every:
             self._buffer.add(self._step, loss, t, grad_norm)
 
+    def attach(self, optimizer: torch.optim.Optimizer, first: int = 1) -> "StabilityMonitor":
+        """Record the steps of a loop that you do not edit: a step ends where `optimizer.step()` begins.
+
+        One pre-hook stays on the network until `remove()`. Calls in eval mode or without gradients are not recorded.
+        Gradients are those that the optimizer receives, after clipping.
+
+        Args:
+            optimizer: The optimizer that trains the network.
+            first: Number of the first step, for a resumed run.
+
+        Example:
+            >>> watch = scalelong.StabilityMonitor(net, out="stability.jsonl").attach(optimizer)
+        """
+        self._attached = AttachedSteps(self, optimizer, first)
+        return self
+
     def remove(self) -> None:
         """Turn the monitor off. Nothing remains in the network."""
+        if self._attached is not None:
+            self._attached.detach()
         self.every = 0
         self._before, self._probe, self._ema = None, None, None
 

@@ -1,0 +1,73 @@
+"""The stability monitor as a Lightning callback.
+
+scalelong.apply(module.unet, ConstantScaling(0.7))
+trainer = Trainer(callbacks=[StabilityCallback(out="stability.jsonl")])
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from scalelong.errors import require
+from scalelong.monitor.monitor import StabilityMonitor
+from scalelong.monitor.steps import Steps
+
+# Either package; a callback must be of the one that the user's Trainer comes from, and most have only one.
+PACKAGE = "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
+Callback: Any = require(PACKAGE, "lightning", "StabilityCallback").Callback
+
+
+class StabilityCallback(Callback):
+    """Record every optimizer step of a `Trainer` with `StabilityMonitor`.
+
+    Gradients are recorded before clipping, unscaled under mixed precision. Loss and metrics go to the trainer's
+    loggers under `stability/…`. `callback.watch` is the monitor, from the start of training on.
+
+    Args:
+        net: Returns the network of a LightningModule, such as `lambda module: module.unet`. Default: the module itself,
+            in which the scaled network is found.
+        options: Arguments of `StabilityMonitor`: `every`, `out`, `probe`, `limits`, `on_alarm`, …
+
+    Example:
+        >>> trainer = Trainer(callbacks=[StabilityCallback(every=10, out="stability.jsonl")])
+    """
+
+    def __init__(self, net: Callable[[Any], nn.Module] | None = None, **options: Any) -> None:
+        super().__init__()
+        self._net, self._options = net, options
+        self.watch: StabilityMonitor | None = None
+        self._steps: Steps | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        def log(scalars: dict[str, float], step: int) -> None:
+            for logger in trainer.loggers:
+                logger.log_metrics({f"stability/{name}": value for name, value in scalars.items()}, step=step)
+
+        net = pl_module if self._net is None else self._net(pl_module)
+        self.watch = StabilityMonitor(net, **{"log": log, **self._options})
+        self._steps = Steps(self.watch)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._steps is not None:
+            self._steps.begin(trainer.global_step + 1)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self._steps is not None:
+            self._steps.end()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self.watch is not None and loss is not None:
+            self.watch.note(loss=loss.detach())
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if self._steps is not None:
+            self._steps.abandon(exception)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._steps is not None:
+            self._steps.abandon()
