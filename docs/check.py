@@ -1,7 +1,7 @@
 """Check README.md, CONTRIBUTING.md and the pages of docs/: `make docs`, which then builds the site strictly.
 
 Links and anchors lead somewhere, commands exist, Python examples parse, tables have rows, no placeholder is left,
-every page is in the navigation, and every public name is on a reference page.
+every page is in the navigation, and every public name is documented (docs/docstrings.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+
+import docstrings
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.M | re.S)
@@ -79,15 +81,6 @@ def missing_from_navigation(page: Path, _: str) -> Iterator[str]:
             yield "not in the navigation: add it to `nav` in mkdocs.yml"
 
 
-def missing_from_reference() -> Iterator[str]:
-    import scalelong
-
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
-    shown = set(re.findall(r"^::: scalelong\.(\w+)", pages, flags=re.M))
-    for name in sorted(set(scalelong.__all__) - {"__version__"} - shown):
-        yield f"scalelong.{name} is on no reference page: add `::: scalelong.{name}` to one"
-
-
 CHECKS = (broken_links, unknown_commands, unparsable_examples, empty_tables, placeholders, missing_from_navigation)
 
 
@@ -98,7 +91,7 @@ def main() -> None:
         for page in pages
         for check in CHECKS
         for problem in check(page, page.read_text(encoding="utf-8"))
-    ] + list(missing_from_reference())
+    ] + list(docstrings.problems())
     print("\n".join(problems) or f"{len(pages)} pages, no problem found")
     sys.exit(bool(problems))
 

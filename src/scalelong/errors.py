@@ -8,7 +8,15 @@ from typing import Any
 
 
 class ScaleLongError(ValueError):
-    """Base class of every error the user can fix. Commands print the message alone and exit with code 1."""
+    """Base class of every error the user can fix. Commands print the message alone and exit with code 1.
+
+    Examples:
+        >>> try:
+        ...     scalelong.ConstantScaling(-1)
+        ... except scalelong.ScaleLongError as error:
+        ...     print(error)
+        kappa must be a finite number > 0, got -1
+    """
 
 
 class InvalidValueError(ScaleLongError):
@@ -52,7 +60,16 @@ class HubError(ScaleLongError):
 
 
 class ScalingWarning(UserWarning):
-    """A scaling is valid, but unlikely to do what was intended, or the paper's analysis advises against it."""
+    """A scaling is valid, but unlikely to do what was intended, or the paper's analysis advises against it.
+
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     spec = scalelong.ConstantScaling(1.5)
+        >>> caught[0].category.__name__
+        'ScalingWarning'
+    """
 
 
 class EvaluationWarning(UserWarning):
@@ -60,7 +77,16 @@ class EvaluationWarning(UserWarning):
 
 
 class MissingExtraError(ImportError):
-    """An optional dependency is needed and not installed."""
+    """An optional dependency is needed and not installed.
+
+    Examples:
+        >>> from scalelong.errors import require
+        >>> try:
+        ...     require("not_installed", extra="train", purpose="training")
+        ... except scalelong.MissingExtraError as error:
+        ...     print(error)
+        not_installed is required for training but not installed: pip install 'scalelong[train]'
+    """
 
 
 def require(module: str, extra: str, purpose: str = "") -> ModuleType:

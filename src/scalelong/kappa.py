@@ -81,17 +81,39 @@ class KappaEstimate:
 
     Attributes:
         num_skips: N, the number of long skips.
-        low, high: The kappa for which Σκ^{2(i−1)} equals the mean ratio, and for which it equals min(5, N).
-        recommended, reason: A value between them, and why.
-        mean_ratio, quantiles, histogram: Of the ratio (Fig. 3b), and `share_below_5`, the share of values below 5.
+        low: The kappa for which Σκ^{2(i−1)} equals the mean ratio.
+        high: The kappa for which it equals min(5, N).
+        recommended: A value between them.
+        reason: Why.
+        mean_ratio: Mean of the ratio.
         ratio_of_means: E‖ε‖²/E‖x_t‖², which the long tail of the ratio does not affect.
-        mean_input_norm, input_histogram: E‖x_t‖²/m and the distribution of ‖x_t‖²/m, the network's input.
+        share_below_5: Share of ratios below 5.
+        quantiles: Quantiles of the ratio.
+        histogram: Histogram of the ratio (Fig. 3b).
+        mean_input_norm: E‖x_t‖²/m of the network's input.
         lemma_input_norm: The same mean by Lemma 3.2, for uniform pixels.
         data_input_norm: The same mean with the second moment of these pixels.
         mean_alpha_bar: E ᾱ_t over training times: of (c_in·α)² where the process is not variance preserving.
-        pixel_second_moment, pixel_histogram: Of the pixels (Fig. 3a).
-        process, objective, samples, seed, num_images, dimension: What was measured, and how often.
+        pixel_second_moment: E x_0² of the pixels.
+        input_histogram: Histogram of ‖x_t‖²/m.
+        pixel_histogram: Histogram of the pixels (Fig. 3a).
+        process: Name of the noise process.
+        samples: Number of (image, time, noise) triples.
+        seed: Their seed.
+        num_images: Number of images.
+        dimension: m, the number of values per image.
         notices: Remarks on the result.
+        objective: What the network predicts.
+
+    Examples:
+        >>> images = torch.rand(64, 3, 8, 8) * 2 - 1
+        >>> estimate = scalelong.estimate_kappa(images, num_skips=6, samples=1000)
+        >>> estimate.low < estimate.recommended < estimate.high, estimate.cap
+        (True, 5.0)
+        >>> estimate.sum_at(0.5)
+        1.3330078125
+        >>> sorted(estimate.to_dict())[:3]
+        ['cap', 'data_input_norm', 'dimension']
     """
 
     num_skips: int
@@ -132,11 +154,22 @@ class KappaEstimate:
         return min(UPPER, float(self.num_skips))
 
     def sum_at(self, kappa: float) -> float:
-        """Σ_{i=1}^N κ^{2(i−1)} at another kappa, to compare with `mean_ratio` and `cap`."""
+        """Return Σ_{i=1}^N κ^{2(i−1)} at another kappa, to compare with `mean_ratio` and `cap`.
+
+        Args:
+            kappa: κ of CS.
+
+        Returns:
+            The sum.
+        """
         return cs_sum(kappa, self.num_skips)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-serializable dictionary."""
+        """Return the estimate as JSON-ready values.
+
+        Returns:
+            The attributes, `cap` and `recommended_sum`.
+        """
         values = asdict(self)
         values["quantiles"] = {f"{level:g}": value for level, value in self.quantiles.items()}
         return values | {"cap": self.cap, "recommended_sum": self.sum_at(self.recommended)}
@@ -165,13 +198,17 @@ def estimate_kappa(
         samples: number of (image, time, noise) triples to draw.
         seed: their seed.
         latents: the images are latents and may have any range.
+        progress: called as `progress(chunks, description)` to show a progress bar; yields the chunks.
         objective: "eps", "x0", "v", "flow", "edm" or an `Objective`: what the network predicts. A scheduler or values
             of ᾱ_t need "eps".
-        progress: called as `progress(chunks, description)` to show a progress bar; yields the chunks.
 
-    Example:
-        >>> estimate = scalelong.estimate_kappa(images, num_skips=6)
-        >>> scalelong.apply(net, scalelong.ConstantScaling(estimate.recommended))
+    Returns:
+        The range, the recommended value and what was measured.
+
+    Examples:
+        >>> net, images = scalelong.StackedUNet(192, 6), torch.rand(64, 3, 8, 8) * 2 - 1
+        >>> estimate = scalelong.estimate_kappa(images, net, samples=1000)
+        >>> net = scalelong.apply(net, scalelong.ConstantScaling(estimate.recommended))
     """
     if isinstance(num_skips, nn.Module):
         num_skips = _count_skips(num_skips)

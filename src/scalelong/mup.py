@@ -91,8 +91,14 @@ def roles(
         base_depth: Depth of a U-ViT at which CompleteP (α = 1) equals the standard parametrization. Default: its own.
         base: The same network at its base width, on any device, instead of `base_width`. What differs in shape grows.
 
-    Example:
-        >>> print(scalelong.mup.roles(scalelong.UViT(embed_dim=256), base_width=64))
+    Returns:
+        The roles by name; they print as a table.
+
+    Examples:
+        >>> net = scalelong.UViT(8, 4, embed_dim=64, depth=2, num_heads=4)
+        >>> row = scalelong.mup.roles(net, base_width=16)["mid_block.attn.qkv.weight"]
+        >>> row.role, row.lr
+        ('hidden', 0.25)
     """
     root = unwrapped(net, allow_wrappers=True)
     if base is not None and base_width is not None:
@@ -138,6 +144,14 @@ def init_(
         base: As in `roles`.
         zero_output: Start the output layer at zero, at every width. Without it the network at its base width is bit
             for bit the standard one.
+
+    Returns:
+        `net` itself.
+
+    Examples:
+        >>> net = scalelong.mup.init_(scalelong.UViT(8, 4, embed_dim=64, depth=2, num_heads=4), base_width=16)
+        >>> net.decoder_pred.weight.abs().sum()
+        tensor(0., grad_fn=<SumBackward0>)
     """
     table, own = roles(net, base_width, base_depth, base=base), {id(p) for p in parameters(net)}
     with torch.no_grad():
@@ -162,15 +176,21 @@ def param_groups(
 
     Args:
         net: The network.
+        lr: Learning rate tuned at the base width.
+        weight_decay: Weight decay at the base width.
         base_width: As in `roles`.
         base_depth: As in `roles`.
         base: As in `roles`.
-        lr: Learning rate tuned at the base width.
-        weight_decay: Weight decay at the base width.
         eps: Adam's ε at the base width; the groups then have one that follows the size of their gradients.
 
-    Example:
-        >>> optimizer = torch.optim.AdamW(scalelong.mup.param_groups(net, 2e-4, 0.03, base_width=64))
+    Returns:
+        The groups, the largest learning rate first.
+
+    Examples:
+        >>> net = scalelong.UViT(8, 4, embed_dim=64, depth=2, num_heads=4)
+        >>> optimizer = torch.optim.AdamW(scalelong.mup.param_groups(net, 2e-4, 0.03, base_width=16))
+        >>> [group["lr"] for group in optimizer.param_groups]
+        [0.0002, 5e-05]
     """
     if not lr > 0:
         raise invalid("lr", "a number > 0", lr)

@@ -1,4 +1,10 @@
-"""Images, labels and captions: read from any source, checked, prepared once, and served in batches."""
+"""Images, labels and captions: read from any source, checked, prepared once, and served in batches.
+
+Examples:
+    >>> digits = scalelong.data.load("digits", "train")
+    >>> digits.images.shape, digits.labels[:3].tolist()
+    ((1497, 8, 8, 1), [0, 1, 2])
+"""
 
 from scalelong.lazy import attach
 

@@ -24,7 +24,21 @@ FORMAT = 1  # of evaluation.json
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics by name, such as `evaluation.values["fid"].value`, and their card."""
+    """Metrics and the card that makes them comparable.
+
+    Attributes:
+        values: Metrics by name, such as `evaluation.values["fid"].value`.
+        card: What was measured, against what, and how.
+
+    Examples:
+        >>> images = torch.randint(0, 256, (2, 80, 8, 8, 3), dtype=torch.uint8).numpy()
+        >>> result = scalelong.evaluate_images(images[0], images[1], "pixels", metrics=["kid"])
+        >>> result.fid is None and result.frechet is None, result.kid == result.values["kid"].value
+        (True, True)
+        >>> result.save("evaluation.json")
+        >>> scalelong.Evaluation.load("evaluation.json").to_dict()["kid"] == result.kid
+        True
+    """
 
     values: dict[str, MetricValue]
     card: Card
@@ -36,6 +50,7 @@ class Evaluation:
 
     @property
     def kid(self) -> float | None:
+        """KID, or the kernel distance of another extractor; None if it was not computed."""
         return self._value("kid")
 
     @property
@@ -47,7 +62,11 @@ class Evaluation:
         return self.values[name].value if name in self.values else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of evaluation.json: `metrics` and `card`, and the most used values at the top level."""
+        """Return the content of evaluation.json.
+
+        Returns:
+            `metrics` and `card`, and the most used values at the top level.
+        """
         stored = ("value", "interval", "details")  # the card has the rest
         metrics: dict[str, Any] = {}
         for name, value in self.values.items():
@@ -62,12 +81,23 @@ class Evaluation:
         }  # fmt: skip
 
     def save(self, path: Path | str) -> None:
-        """Write evaluation.json atomically."""
+        """Write evaluation.json atomically.
+
+        Args:
+            path: The file.
+        """
         write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path | str) -> Evaluation:
-        """Read an evaluation.json, also of versions without `metrics`."""
+        """Read an evaluation.json, also of versions without `metrics`.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The evaluation.
+        """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -147,21 +177,30 @@ def evaluate_images(
     """Compute metrics of images against a reference, in one pass over the images.
 
     Args:
-        images: the images to judge, see `as_reference`. With several processes, an iterable holds the share of its
-            process; everything else is shared out here, and every process gets the result.
+        images: the images to judge, see `as_reference`: a folder, uint8 (n, h, w, c), a named dataset such as
+            "cifar10:test". With several processes, an iterable holds the share of its process; everything else is
+            shared out here, and every process gets the result.
         reference: the images or statistics to compare with, of the same kinds.
         extractor: `inception` (FID), `inception-pytorch-fid`, `pixels`, a network or a `FeatureExtractor`.
         metrics: names from `METRICS`; default: fid or frechet, and kid. Those that are defined on DINOv2 or CLIP add
             that extractor, which computes its features once for all of them.
         n: number of images; default: all.
+        batch_size: images per pass of the extractor.
+        name: what the card calls the images.
+        generation: how the images were made, for the card.
         interval: also compute 95 % intervals.
+        seed: of the subsets and bootstraps.
         extractors: by family, "dinov2" or "clip", those to use in place of the default ones.
         captions: of the images, for `clip-score`; caption k belongs to image k.
 
-    Example::
+    Returns:
+        The metrics and their card.
 
-        result = evaluate_images("samples/", "cifar10:train", n=10_000, metrics=["fid", "kid", "precision", "recall"])
-        result.values["fid"].value, result.values["fid"].interval
+    Examples:
+        >>> images = torch.randint(0, 256, (2, 80, 8, 8, 3), dtype=torch.uint8).numpy()
+        >>> result = scalelong.evaluate_images(images[0], images[1], extractor="pixels", metrics=["kid"])
+        >>> result.values["kid"].interval is not None, result.card.n
+        (True, 80)
     """
     images, reference = match_channels(images, reference)
     check_counts(images, reference, n, metrics)

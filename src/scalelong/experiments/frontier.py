@@ -159,11 +159,18 @@ def stable_learning_rate(
         loss: (output, target) → a scalar; mean squared error by default.
         jobs: Seeds in parallel, in processes; the functions must then be importable (no lambdas).
 
-    Example:
-        >>> found = scalelong.stable_learning_rate(
-        ...     lambda seed: scalelong.StackedUNet(64, 6, init="norm-preserving", seed=seed), make_batch
-        ... )
-        >>> print(found.lr, found.low, found.high)
+    Returns:
+        The learning rate `.lr` with its interval `.low` to `.high`, and every run in `.trials`.
+
+    Examples:
+        >>> def make_batch(seed, step):
+        ...     x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1000 * seed + step))
+        ...     return x, x
+        >>> def largest(scaling):
+        ...     make_net = lambda seed: scalelong.StackedUNet(32, 6, scaling=scaling, init="norm-preserving", seed=seed)
+        ...     return scalelong.stable_learning_rate(make_net, make_batch, steps=20, seeds=range(1)).lr
+        >>> largest(scalelong.ConstantScaling(0.5)) > largest(scalelong.NoScaling())
+        True
     """
     if steps < 1:
         raise invalid("steps", "an integer >= 1", steps)

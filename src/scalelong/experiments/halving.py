@@ -188,9 +188,16 @@ def tune(
         confidence: Probability with which the best candidate survives every rung.
         jobs: Candidates in parallel, in processes; `make_run`, candidates and states must then be picklable.
 
-    Example:
-        >>> result = scalelong.tune(make_run, {"lr 1e-3": 1e-3, "lr 2e-3": 2e-3, "lr 4e-3": 4e-3}, steps=1000)
-        >>> print(result.best, result.tied)
+    Returns:
+        The best candidate `.best`, those that cannot be told from it `.tied`, and all `.standings`.
+
+    Examples:
+        >>> def make_run(lr, steps, state):  # here: gradient descent on w², two blocks
+        ...     state = [(done, w) for done, w in state or [(0, 1.0), (0, 2.0)]]
+        ...     state = [(steps, w * (1 - 2 * lr) ** (steps - done)) for done, w in state]
+        ...     return [w * w for _, w in state], state
+        >>> scalelong.tune(make_run, {"lr 0.01": 0.01, "lr 0.1": 0.1}, steps=16).best
+        'lr 0.1'
     """
     named = dict(candidates) if isinstance(candidates, Mapping) else {str(value): value for value in candidates}
     if len(named) < len(candidates):

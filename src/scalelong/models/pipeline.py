@@ -63,8 +63,19 @@ class ScaleLongPipeline(DiffusionPipeline):
         class_names: Names that `class_labels` accepts beside numbers.
         guidance_scale: The default of the call's argument.
         text_encoder: Encodes prompts: `text_encoder.encode(prompts)` returns tokens (B, L, D).
-        vae: The autoencoder of a network of latents, and `latent_scale`, the factor on its latents.
+        latent_scale: The factor on the latents of such a network.
+        vae: The autoencoder of a network of latents.
         clip_denoised: Clamp the predicted image to [-1, 1] at every step. For pixels, not for latents.
+
+    Examples:
+        >>> net = scalelong.UViT(8, 4, embed_dim=16, depth=2, num_heads=2, scaling="cs:0.5")
+        >>> pipe = scalelong.ScaleLongPipeline.of(net.eval(), "v")
+        >>> pipe.set_progress_bar_config(disable=True)
+        >>> pipe(batch_size=2, num_inference_steps=2).images[0].size
+        (8, 8)
+        >>> pipe.save_pretrained("pipeline")
+        >>> scalelong.ScaleLongPipeline.from_pretrained("pipeline").trained_objective.name
+        'v'
     """
 
     _optional_components = ["text_encoder", "vae"]  # noqa: RUF012  (diffusers reads a list)
@@ -94,9 +105,16 @@ class ScaleLongPipeline(DiffusionPipeline):
     def of(
         cls, net: nn.Module, objective: str | Interpolant | Objective, null_label: int | None = None, **settings: Any
     ) -> "ScaleLongPipeline":
-        """Return a pipeline with DPM-Solver++ for this objective; a process means noise prediction on it.
+        """Return a pipeline with DPM-Solver++ for this objective.
 
-        `settings` are further arguments of the class.
+        Args:
+            net: U-ViT or a diffusers U-Net, scaled or not.
+            objective: What the network predicts; a process means noise prediction on it.
+            null_label: The label that means "any class", if there is one.
+            **settings: Further arguments of the class.
+
+        Returns:
+            The pipeline.
         """
         chosen = get_objective(objective)
         scheduler = DPMSolverMultistepScheduler(**scheduler_settings(chosen.process))
@@ -237,7 +255,12 @@ class ScaleLongPipeline(DiffusionPipeline):
     # ------------------------------------------------------------------------------------------ folders
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Write a diffusers folder that a new process opens, the scaling included."""
+        """Write a diffusers folder that a new process opens, the scaling included.
+
+        Args:
+            save_directory: The folder.
+            **kwargs: Options of diffusers' `save_pretrained`.
+        """
         if kwargs.get("push_to_hub"):
             raise invalid("push_to_hub", "False", True, "call pipe.push_to_hub(repo_id), which uploads the scaling too")
         folder, stored = Path(save_directory), "scaling" in self.unet.config  # U-ViT stores its scaling in its config
@@ -251,11 +274,18 @@ class ScaleLongPipeline(DiffusionPipeline):
         write_code(folder, index)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
-        """Upload the pipeline with its scaling and return the address. `run.push_to_hub` also uploads logs and a card.
+        """Upload the pipeline with its scaling. `run.push_to_hub` also uploads logs and a card.
 
         Args:
             repo_id: owner/name; created if it does not exist.
-            kwargs: As of diffusers' `push_to_hub`: `private`, `token`, `commit_message`, `create_pr`.
+            **kwargs: As of diffusers' `push_to_hub`: `private`, `token`, `commit_message`, `create_pr`.
+
+        Returns:
+            The address.
+
+        Examples:
+            >>> pipe = scalelong.load_run("digits").pipeline()
+            >>> pipe.push_to_hub("somebody/digits-cs", private=True)  # doctest: +SKIP
         """
         from scalelong.models.hub import check_repo_id, hub_errors
 
@@ -269,7 +299,10 @@ class ScaleLongPipeline(DiffusionPipeline):
 
         Args:
             folder: A local folder, or owner/name of a repository on the Hugging Face hub.
-            kwargs: As of diffusers' `DiffusionPipeline.from_pretrained`.
+            **kwargs: As of diffusers' `DiffusionPipeline.from_pretrained`.
+
+        Returns:
+            The pipeline.
         """
         if not Path(folder).exists():
             from scalelong.models.hub import download

@@ -102,7 +102,15 @@ def build_unet(
     Args:
         name: "cifar10" (35.7M, unconditional), "imagenet64" (144M, classes) or "coco" (53M, text, latents); or a dict.
         scaling: Spec or name of a scaling.
-        overrides: Arguments of diffusers' class, for example to make it smaller.
+        **overrides: Arguments of diffusers' class, for example to make it smaller.
+
+    Returns:
+        diffusers' `UNet2DModel` or `UNet2DConditionModel`.
+
+    Examples:
+        >>> net = scalelong.build_unet("cifar10", "cs:0.7", block_out_channels=(32,) * 4, attention_head_dim=32)
+        >>> type(net).__name__, len(scalelong.describe(net).rows)
+        ('UNet2DModel', 12)
     """
     if isinstance(name, str) and name not in UNETS:
         raise unknown("U-Net", name, UNETS)

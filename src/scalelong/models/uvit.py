@@ -106,6 +106,16 @@ class UViT(ModelMixin, ConfigMixin):
         base_head_width: Head width d at which attention is scaled by 1/√d; others use √base_head_width / d, as μP asks
             where heads grow with the network. None: 1/√d.
         scaling: Spec or name of a scaling. Equivalent to `scalelong.apply(UViT(…), scaling)`.
+
+    Examples:
+        >>> net = scalelong.UViT(img_size=8, patch_size=4, embed_dim=16, depth=4, num_heads=2, scaling="cs:0.5")
+        >>> x, t = torch.randn(2, 3, 8, 8), torch.tensor([10.0, 500.0])
+        >>> net(x, t).shape
+        torch.Size([2, 3, 8, 8])
+        >>> net.save_pretrained("network")
+        >>> loaded = scalelong.UViT.from_pretrained("network")
+        >>> loaded.config["scaling"], torch.equal(loaded(x, t), net.eval()(x, t))
+        ({'kind': 'cs', 'kappa': 0.5, 'reverse': False}, True)
     """
 
     _supports_gradient_checkpointing = True
@@ -194,6 +204,22 @@ class UViT(ModelMixin, ConfigMixin):
         return FrozenDict({**config, "sample_size": config["img_size"], "in_channels": config["in_chans"]})
 
     def forward(self, x: Tensor, t: Tensor | float, y: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+        """Predict the noise in x.
+
+        Args:
+            x: Images, (B, in_chans, img_size, img_size).
+            t: Timestep, from 0 to 1000, a number or (B,).
+            y: Labels, (B,), of a network with classes.
+            context: Text tokens, (B, num_clip_token, clip_dim), of a network with text.
+
+        Returns:
+            The noise, shaped like x.
+
+        Examples:
+            >>> net = scalelong.UViT(8, 4, embed_dim=16, depth=2, num_heads=2, num_classes=11)
+            >>> net(torch.randn(2, 3, 8, 8), 500, y=torch.tensor([3, 10])).shape
+            torch.Size([2, 3, 8, 8])
+        """
         self._check_inputs(x, y, context)
         B, _, H, W = x.shape
         t = torch.as_tensor(t, device=x.device).expand(B)
@@ -244,7 +270,15 @@ class UViT(ModelMixin, ConfigMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> UViT:
-        """Load a folder written by `save_pretrained`, including the scaling."""
+        """Load a folder written by `save_pretrained`, including the scaling.
+
+        Args:
+            *args: The folder, or a name on the Hugging Face hub.
+            **kwargs: Options of diffusers' `ModelMixin.from_pretrained`.
+
+        Returns:
+            The network, in eval mode.
+        """
         return aligned(super().from_pretrained(*args, **kwargs))
 
     @classmethod
@@ -256,9 +290,22 @@ class UViT(ModelMixin, ConfigMixin):
         num_heads: int,
         scaling: Scaling | str | dict[str, Any] | None = None,
     ) -> UViT:
-        """Load weights published by U-ViT or ScaleLong (`.pth` or safetensors). Their shapes determine all sizes.
+        """Load weights published by U-ViT or ScaleLong (`.pth` or safetensors). Their shapes determine all other sizes.
 
-        `scaling=None` selects LS if its weights (`se.*`) are present, and no scaling otherwise.
+        Args:
+            path_or_state_dict: The file or its state dict.
+            img_size: Side of the images.
+            num_heads: Attention heads per block.
+            scaling: None selects LS if its weights (`se.*`) are present, and no scaling otherwise.
+
+        Returns:
+            The network.
+
+        Examples:
+            >>> weights = scalelong.UViT(8, 4, embed_dim=16, depth=2, num_heads=2).state_dict()
+            >>> net = scalelong.UViT.from_official(weights, img_size=8, num_heads=2, scaling="cs:0.7")
+            >>> scalelong.describe(net).scaling
+            ConstantScaling(kappa=0.7, reverse=False)
         """
         return load_official(cls, path_or_state_dict, img_size=img_size, num_heads=num_heads, scaling=scaling)
 

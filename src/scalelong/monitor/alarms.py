@@ -31,6 +31,11 @@ class Limits:
         loss_factor: times the median loss.
         ratio_growth: Of the skip-to-backbone ratio, from the oldest tenth of the window to the newest tenth.
         looks: Least snapshots (or jumps) per side of a comparison. An alarm that returns within them counts once.
+
+    Examples:
+        >>> watch = scalelong.StabilityMonitor(scalelong.StackedUNet(32, 3), limits=scalelong.Limits(spike=10))
+        >>> watch.limits.spike
+        10
     """
 
     growth: float = 3.0
@@ -54,12 +59,22 @@ class Alarm:
 
     Attributes:
         kind: "nonfinite", "oscillation", "gradient", "loss", "ratio" or "dead".
-        step, since: The step of the alarm, and the step at which it began.
-        module, what: The module it is at, and what is wrong there.
+        step: The step of the alarm.
+        since: The step at which it began.
+        module: The module it is at.
+        what: What is wrong there.
         skip: Index of the long skip, if the alarm is at one.
         times: The range of timesteps in which it is worst, if known.
-        value, reference: The measured value, and the value it is compared with.
+        value: The measured value.
+        reference: The value it is compared with.
         advice: What may help.
+
+    Examples:
+        >>> alarm = scalelong.Alarm("loss", step=90, since=80, module="net", what="the loss doubled", value=2.0)
+        >>> print(alarm)
+        step 90: the loss doubled since step 80.
+        >>> alarm.to_dict(is_new=False)
+        {'kind': 'loss', 'module': 'net', 'since': 80}
     """
 
     kind: str
@@ -79,7 +94,14 @@ class Alarm:
         return f"step {self.step}: {self.what}{since}{times}. {self.advice}"
 
     def to_dict(self, is_new: bool) -> dict[str, Any]:
-        """Return the log's form: complete when the alarm begins, then only its name and beginning."""
+        """Return the log's form: complete when the alarm begins, then only its name and beginning.
+
+        Args:
+            is_new: Whether the alarm begins at this step.
+
+        Returns:
+            JSON-ready values.
+        """
         if not is_new:
             return {"kind": self.kind, "module": self.module, "since": self.since}
         values = {k: v for k, v in asdict(self).items() if v not in (None, "") and k not in ("what", "advice")}

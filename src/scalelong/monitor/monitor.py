@@ -34,15 +34,6 @@ class StabilityMonitor:
     nothing is attached to the network and nothing synchronizes with the device. The monitor does not change the run:
     losses are bit for bit those of a run without it.
 
-    Example:
-        >>> watch = scalelong.StabilityMonitor(net, probe=(x_t, t), out="stability.jsonl")
-        >>> for step, (x_t, t, eps) in enumerate(batches, start=1):
-        ...     with watch.step(step):  # forward and backward
-        ...         (net(x_t, t) - eps).square().mean().backward()
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        >>> print(watch.summary())
-
     Args:
         net: Any network, possibly wrapped by DDP, DataParallel or torch.compile. A network without known long skips
             is recorded by its blocks.
@@ -61,6 +52,24 @@ class StabilityMonitor:
         limits: Thresholds of the alarms.
         log: Called as `log(scalars, step=step)` at every snapshot, for example `accelerator.log` or `wandb.log`.
         on_alarm: Called with an `Alarm` when one begins. By default it is logged as a warning.
+
+    Examples:
+        >>> net = scalelong.UViT(8, 4, embed_dim=16, depth=4, num_heads=2)
+        >>> optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        >>> watch = scalelong.StabilityMonitor(net, every=2, out="stability.jsonl")
+        >>> for step in range(1, 5):
+        ...     x_t, t, eps = torch.randn(4, 3, 8, 8), torch.rand(4) * 1000, torch.randn(4, 3, 8, 8)
+        ...     with watch.step(step):  # forward and backward
+        ...         loss = (net(x_t, t) - eps).square().mean()
+        ...         loss.backward()
+        ...     watch.note(loss=loss.detach())
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> print(watch.summary())
+        UViT: 2 long skips; step 4...
+        >>> watch.last["step"], len(watch.scalars) > 0
+        (4, True)
+        >>> watch.remove()
     """
 
     def __init__(
@@ -109,10 +118,15 @@ class StabilityMonitor:
         self._attached: AttachedSteps | None = None
 
     def step(self, step: int, batch: Inputs | None = None) -> AbstractContextManager[None]:
-        """Wrap the forward and backward pass of a step, counted over the whole run. Clipping comes after the block.
+        """Wrap the forward and backward pass of a step. Clipping comes after the block.
 
-        Only a compiled network needs `batch`, the arguments of the training call in the form of `probe`: hooks do not
-        run in compiled code, so the monitor runs the network again, eagerly.
+        Args:
+            step: Number of the step, counted over the whole run.
+            batch: The arguments of the training call in the form of `probe`. Only a compiled network needs it: hooks do
+                not run in compiled code, so the monitor runs the network again, eagerly.
+
+        Returns:
+            A context manager.
         """
         self._step = step
         if not self.every or (step % self.every and (step + 1) % (2 * self.every)):
@@ -120,9 +134,14 @@ class StabilityMonitor:
         return self._recording(step, batch)
 
     def note(self, *, loss: Any = None, t: Any = None, grad_norm: Any = None) -> None:
-        """Log the loss of this step, ideally one per sample with timesteps `t`, and the norm that clipping returned.
+        """Log values of this step.
 
         Tensors stay on their device until the next snapshot, so this neither computes nor synchronizes.
+
+        Args:
+            loss: The loss, ideally one per sample.
+            t: The timesteps of these samples.
+            grad_norm: The gradient norm that clipping returned.
         """
         if self.every:
             self._buffer.add(self._step, loss, t, grad_norm)
@@ -161,7 +180,11 @@ class StabilityMonitor:
         return scalars(self.points, list(self._entries))
 
     def summary(self) -> Summary:
-        """Return the last snapshot as a printable table, with the active alarms."""
+        """Return the last snapshot, with the active alarms.
+
+        Returns:
+            A summary that prints as a table.
+        """
         return Summary(self.points, tuple(self._entries), self.alarms)
 
     @contextmanager

@@ -316,9 +316,20 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def override(config: Config, settings: dict[str, Any]) -> Config:
-    """Return the config with dotted keys replaced: `override(config, {"train.lr": "1e-3", "scaling": "ls"})`.
+    """Return the config with dotted keys replaced.
 
-    Text is converted to the type of its key. `model.options.NAME` sets one option of your own network.
+    Args:
+        config: The config to start from.
+        settings: Values by key. Text is converted to the type of its key; `model.options.NAME` sets one option of your
+            own network.
+
+    Returns:
+        The new config.
+
+    Examples:
+        >>> from scalelong.training import override, preset
+        >>> override(preset("digits"), {"train.lr": "1e-3", "scaling": "ls"}).train.lr
+        0.001
     """
     values, known = config.to_dict(), known_keys()
     if "diffusion.objective" in settings:

@@ -497,15 +497,21 @@ class Run:
 
 
 def load_run(folder: Path | str) -> Run:
-    """Open a trained run, ready to sample: `load_run("runs/digits-cs-0.7-seed0").net`. Loads the network now.
+    """Open a trained run, ready to sample. Loads the network now.
 
     Args:
         folder: A run folder, "digits" (a trained network that comes with the package), or "hf:owner/name" for a run
             on the Hugging Face hub.
 
-    Example:
+    Returns:
+        The run: `.net`, `.config`, `.pipeline()`, `.evaluate(…)` and its logs.
+
+    Examples:
         >>> run = scalelong.load_run("digits")
-        >>> images = run.pipeline()(class_labels=[3, 8]).images
+        >>> pipe = run.pipeline()
+        >>> pipe.set_progress_bar_config(disable=True)
+        >>> len(pipe(class_labels=[3, 8], num_inference_steps=2).images)
+        2
     """
     run = Run(locate(folder))
     _ = run.config, run.net, run.facts, run.step

@@ -39,6 +39,14 @@ class SkipShape:
         backbone: Feature width of the backbone that the skip joins.
         extras: Number of tokens before those that form a map of patches; None if the tokens form no map.
         op: How the skip joins the backbone: "cat", "add" or None if that is not known.
+
+    Examples:
+        A network that calls `scale_skip` declares its skips, outermost first:
+
+        >>> net = torch.nn.Module()
+        >>> net.long_skips = (scalelong.SkipShape(64, op="cat"), scalelong.SkipShape(128, op="cat"))
+        >>> [site.channels for site in scalelong.find_skips(net)]
+        [64, 128]
     """
 
     channels: int | None
@@ -77,7 +85,25 @@ class Scaling:
         joins: The joins that it makes sense for: "cat", "add" or both.
         freezes: Whether only its own parameters train.
         is_identity: Whether this spec changes nothing.
-        label: Short name for folders and tables, such as `cs-0.7`.
+
+    Examples:
+        >>> spec = scalelong.ConstantScaling(0.5)
+        >>> spec.label, spec.coefficients(4)
+        ('cs-0.5', (1.0, 0.5, 0.25, 0.125))
+        >>> spec.to_dict()
+        {'kind': 'cs', 'kappa': 0.5, 'reverse': False}
+        >>> spec.from_dict({"kind": "cs", "kappa": 0.5}) == spec
+        True
+        >>> [notice.text for notice in spec.notices(12)]
+        ['kappa = 0.5 with 12 long skips scales one of them by 0.00049, ...']
+        >>> spec.short_options("cs", "0.7"), spec.needs_example
+        ({'kappa': 0.7}, False)
+        >>> spec.build([scalelong.SkipShape(8)] * 4)(torch.ones(1, 8), 2)  # κ_2
+        0.5
+        >>> scalelong.LearnableScaling(reduction=4).changed_label(scalelong.LearnableScaling())
+        'ls-reduction-4'
+        >>> scalelong.LearnableScaling(reduction=4).label_against(scalelong.LearnableScaling(reduction=4))
+        'ls'
     """
 
     kind: ClassVar[str] = ""
@@ -101,14 +127,29 @@ class Scaling:
 
     @property
     def label(self) -> str:
+        """Short name for folders and tables, such as `cs-0.7`."""
         return self.kind
 
     def label_against(self, usual: Scaling) -> str:
-        """Return the label, with what differs from `usual` instead of from the defaults."""
+        """Return the label, with what differs from `usual` instead of from the defaults.
+
+        Args:
+            usual: The spec that the label is compared with, such as a preset's.
+
+        Returns:
+            The label.
+        """
         return self.label
 
     def changed_label(self, usual: Scaling) -> str:
-        """Return the kind and every field that differs from `usual`: `norm-over-both`."""
+        """Return the kind and every field that differs from `usual`.
+
+        Args:
+            usual: A spec of the same class.
+
+        Returns:
+            The label, such as `norm-over-both`.
+        """
         changed = {k: v for k, v in vars(self).items() if v != getattr(usual, k)}
         return "-".join(
             [self.kind, *(f"{k}-{v:g}" if isinstance(v, float) else f"{k}-{v}" for k, v in changed.items())]
@@ -121,29 +162,72 @@ class Scaling:
 
     @classmethod
     def short_options(cls, name: str, text: str) -> dict[str, Any] | None:
-        """Return the options that VALUE sets in `NAME:VALUE`, None if it does not fit."""
+        """Return the options that VALUE sets in `NAME:VALUE`.
+
+        Args:
+            name: The name before the colon, an alias included.
+            text: The VALUE after it.
+
+        Returns:
+            Options of the class, or None if VALUE does not fit.
+        """
         values = numbers(text)
         if cls.argument is None or values is None or len(values) != 1:
             return None
         return {cls.argument: int(text) if text.strip().isdecimal() else values[0]}
 
     def coefficients(self, n: int) -> tuple[float, ...] | None:
-        """Return κ_1…κ_N of `n` long skips, outermost first, or None if they are learned."""
+        """Return κ_1…κ_N, outermost first.
+
+        Args:
+            n: N, the number of long skips.
+
+        Returns:
+            N numbers, or None if they are learned.
+        """
         return None
 
     def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:
-        """Return remarks about this spec on a network with `n` long skips (see `kappa_notices`)."""
+        """Return remarks about this spec on a network (see `kappa_notices`).
+
+        Args:
+            n: N, the number of long skips.
+            mean_ratio: Mean of ‖ε‖²/‖x_t‖² over the data. None takes the paper's 1.22.
+
+        Returns:
+            Remarks of level "info" or "warning".
+        """
         return []
 
     def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
-        """Build the module that executes this spec on long skips (or blocks) of these shapes, outermost first."""
+        """Build the module that executes this spec.
+
+        Args:
+            shapes: The long skips (or blocks) it acts on, outermost first.
+
+        Returns:
+            The module: `module(skip, i)` returns κ_i, or the new skip if the spec is not a factor.
+        """
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the spec as JSON-ready values.
+
+        Returns:
+            `kind` and the fields.
+        """
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Scaling:
+        """Return the spec that `to_dict` described.
+
+        Args:
+            values: `kind` and the fields.
+
+        Returns:
+            The spec.
+        """
         if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
             raise invalid("scaling", "an object with a 'kind'", values)
         kinds = [name for name, (spec, _) in _REGISTRY.items() if name == spec.kind]  # without aliases
@@ -154,13 +238,27 @@ class Scaling:
 
 @dataclass(frozen=True)
 class FixedScaling(Scaling):
-    """A scaling whose κ_1…κ_N are constants."""
+    """A scaling whose κ_1…κ_N are constants.
+
+    Examples:
+        >>> scalelong.UniformScaling(0.5).coefficients(3)
+        (0.5, 0.5, 0.5)
+        >>> scalelong.NoScaling().geometric(3)  # κ_i = e^0 · (e^0)^(i−1)
+        (0.0, 0.0)
+    """
 
     def coefficients(self, n: int) -> tuple[float, ...]:
         raise NotImplementedError
 
     def geometric(self, n: int) -> tuple[float, float] | None:
-        """Return (log a, log r) if κ_i = a·r^(i−1), for closed forms of sums over κ_i; None otherwise."""
+        """Return (log a, log r) if κ_i = a·r^(i−1), for closed forms of sums over κ_i.
+
+        Args:
+            n: N, the number of long skips.
+
+        Returns:
+            (log a, log r), or None if the coefficients are not geometric.
+        """
         return (0.0, 0.0) if self.is_identity else None
 
     def notices(self, n: int, mean_ratio: float | None = None) -> list[Notice]:

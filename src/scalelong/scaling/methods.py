@@ -29,6 +29,13 @@ class NormScaling(Scaling):
         gain: "learned" (one per channel from 1, for "layer" also an offset from 0) or a fixed number.
         init: "unit", or "identity": the gain starts at the RMS measured on `apply(…, example=…)`, so that a trained
             network moves little. `describe` reports by how much.
+        norm: Another name of `kind`, the one that JSON files use.
+
+    Examples:
+        >>> scalelong.NormScaling("rms", over="both").label
+        'norm-rms-over-both'
+        >>> scalelong.NormScaling(init="identity").needs_example
+        True
     """
 
     norm: str = "layer"
@@ -70,6 +77,7 @@ class NormScaling(Scaling):
 
     @property
     def joins(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The joins that it makes sense for: a norm over both needs a concatenation."""
         return ("cat", "add") if self.over == "skip" else ("cat",)
 
     @property
@@ -88,7 +96,17 @@ class NormScaling(Scaling):
 
 @dataclass(frozen=True)
 class MagnitudePreserving(Scaling):
-    """[w_x·x, w_s·s] with C = √((N_x+N_s)/((1−t)²+t²)), w_x = C(1−t)/√N_x, w_s = C·t/√N_s (EDM2)."""
+    """[w_x·x, w_s·s] with C = √((N_x+N_s)/((1−t)²+t²)), w_x = C(1−t)/√N_x, w_s = C·t/√N_s (EDM2).
+
+    Args:
+        t: Share of the skip, from 0 to 1.
+
+    Examples:
+        >>> x = torch.randn(2, 3, 8, 8)
+        >>> net = scalelong.UViT(8, 4, embed_dim=16, depth=2, num_heads=2, scaling=scalelong.MagnitudePreserving(0.3))
+        >>> net(x, 500).shape
+        torch.Size([2, 3, 8, 8])
+    """
 
     t: float = 0.5
     kind: ClassVar[str] = "mp"
@@ -112,7 +130,13 @@ class MagnitudePreserving(Scaling):
 
 @dataclass(frozen=True)
 class GatedScaling(Scaling):
-    """g_i·s with one learned g_i = exp(ζ_i) >= 0 per skip, 1 at first."""
+    """g_i·s with one learned g_i = exp(ζ_i) >= 0 per skip, 1 at first.
+
+    Examples:
+        >>> net = scalelong.apply(scalelong.StackedUNet(32, 3), scalelong.GatedScaling())
+        >>> [row.coefficient for row in scalelong.describe(net).rows]
+        [1.0, 1.0, 1.0]
+    """
 
     kind: ClassVar[str] = "gate"
 
@@ -124,7 +148,16 @@ class GatedScaling(Scaling):
 
 @dataclass(frozen=True)
 class LerpScaling(Scaling):
-    """lerp(s, x, f_i) = (1−f_i)·s + f_i·x instead of s + x, with one learned f_i per skip (HDiT)."""
+    """lerp(s, x, f_i) = (1−f_i)·s + f_i·x instead of s + x, with one learned f_i per skip (HDiT).
+
+    Args:
+        weight: f_i at first, from 0 to 1.
+
+    Examples:
+        >>> net = scalelong.apply(scalelong.StackedUNet(32, 3), scalelong.LerpScaling(0.5))
+        >>> sum(p.numel() for p in scalelong.parameters(net))
+        3
+    """
 
     weight: float = 0.5
     kind: ClassVar[str] = "lerp"
@@ -148,7 +181,15 @@ class LerpScaling(Scaling):
 
 @dataclass(frozen=True)
 class SparseScaling(FixedScaling):
-    """Keep the skips i = 1, 1 + stride, 1 + 2·stride, … counted from outside, and cut the others (DiC)."""
+    """Keep the skips i = 1, 1 + stride, 1 + 2·stride, … counted from outside, and cut the others (DiC).
+
+    Args:
+        stride: Distance of the skips that are kept.
+
+    Examples:
+        >>> scalelong.SparseScaling(2).coefficients(5)
+        (1.0, 0.0, 1.0, 0.0, 1.0)
+    """
 
     stride: int = 3
     kind: ClassVar[str] = "sparse"
@@ -174,7 +215,16 @@ class SparseScaling(FixedScaling):
 
 @dataclass(frozen=True)
 class SkipAdapter(Scaling):
-    """s + W₂·GELU(W₁·s) over the channels, W₂ = 0 at first (SCEdit). Only W₁ and W₂ train."""
+    """s + W₂·GELU(W₁·s) over the channels, W₂ = 0 at first (SCEdit). Only W₁ and W₂ train.
+
+    Args:
+        rank: Width of W₁'s output.
+
+    Examples:
+        >>> net = scalelong.apply(scalelong.StackedUNet(32, 3), scalelong.SkipAdapter(4))
+        >>> sum(p.numel() for p in net.parameters() if p.requires_grad)  # 3 · 2 · 32 · 4
+        768
+    """
 
     rank: int = 16
     kind: ClassVar[str] = "adapter"
@@ -209,6 +259,11 @@ class SkipTuning(FixedScaling):
         innermost: ρ of the innermost skip.
         outermost: ρ of the outermost skip.
         timesteps: (first, last) timestep of the range within which it acts, in the network's own units; None: always.
+
+    Examples:
+        >>> net = scalelong.apply(scalelong.StackedUNet(32, 3).eval(), scalelong.SkipTuning(0.8))
+        >>> [row.coefficient for row in scalelong.describe(net).rows]
+        [1.0, 0.9, 0.8]
     """
 
     innermost: float = 0.8
@@ -275,6 +330,10 @@ class FreeU(Scaling):
         s1: Factor on the low frequencies of the innermost stage's skips.
         s2: Factor on those of the next one.
         version: 2 replaces b by 1 + (b−1)·m with the mean m over channels, scaled to 0…1 per sample.
+
+    Examples:
+        >>> scalelong.FreeU.named("sdxl").factors
+        (1.3, 1.4, 0.9, 0.2)
     """
 
     b1: float = 1.3
@@ -300,7 +359,15 @@ class FreeU(Scaling):
 
     @classmethod
     def named(cls, name: str, version: int = 1) -> FreeU:
-        """Return the published settings of a model: "sd1.4", "sd1.5", "sd2.1" or "sdxl"."""
+        """Return the published settings of a model.
+
+        Args:
+            name: "sd1.4", "sd1.5", "sd2.1" or "sdxl".
+            version: 1 or 2.
+
+        Returns:
+            The spec.
+        """
         if name not in FREEU_SETTINGS:
             raise unknown("FreeU setting", name, FREEU_SETTINGS)
         return cls(*FREEU_SETTINGS[name], version)
@@ -314,6 +381,7 @@ class FreeU(Scaling):
 
     @property
     def factors(self) -> tuple[float, float, float, float]:
+        """(b1, b2, s1, s2)."""
         return self.b1, self.b2, self.s1, self.s2
 
     @property
@@ -408,10 +476,19 @@ class ComposedScaling(Scaling):
 def compose(*scalings: Scaling) -> Scaling:
     """Return a spec that applies several scalings to each skip, in this order.
 
-    Example: `compose(ConstantScaling(0.7), FreeU.named("sdxl"))`.
-
     One of each family: a weight of the skip (CS, LS, gate, mp, …), a norm, an adapter, Skip-Tuning, FreeU. A norm comes
     before what multiplies the skip, because it would divide the factor out again.
+
+    Args:
+        *scalings: Two specs or more; `NoScaling` is left out.
+
+    Returns:
+        The composed spec.
+
+    Examples:
+        >>> both = scalelong.compose(scalelong.ConstantScaling(0.5), scalelong.SkipTuning(0.8))
+        >>> both.label, both.coefficients(3)
+        ('cs-0.5+skip-tuning-0.8', (1.0, 0.45, 0.2))
     """
     parts = [part for part in scalings if not (isinstance(part, Scaling) and part.is_identity)]
     return parts[0] if len(parts) == 1 else ComposedScaling(tuple(parts))

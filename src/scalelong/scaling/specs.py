@@ -40,7 +40,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NoScaling(FixedScaling):
-    """κ_i = 1: the paper's standard U-Net."""
+    """κ_i = 1: the paper's standard U-Net.
+
+    Examples:
+        >>> scalelong.NoScaling().coefficients(3)
+        (1.0, 1.0, 1.0)
+    """
 
     kind: ClassVar[str] = "none"
     phase: ClassVar[str] = "any"
@@ -52,7 +57,15 @@ class NoScaling(FixedScaling):
 
 @dataclass(frozen=True)
 class UniformScaling(FixedScaling):
-    """κ_i = value. The default 1/√2 is the paper's "1/√2-CS"."""
+    """κ_i = value.
+
+    Args:
+        value: κ of every skip. The default 1/√2 is the paper's "1/√2-CS".
+
+    Examples:
+        >>> scalelong.UniformScaling(0.5).coefficients(3)
+        (0.5, 0.5, 0.5)
+    """
 
     value: float = 2**-0.5
     kind: ClassVar[str] = "uniform"
@@ -78,9 +91,20 @@ class UniformScaling(FixedScaling):
 
 @dataclass(frozen=True)
 class ConstantScaling(FixedScaling):
-    """CS, Eq. 8: κ_i = κ^(i−1). `reverse=True` is Table 4's κ_i = κ^(N−i+1).
+    """CS, Eq. 8: κ_i = κ^(i−1).
 
-    `innermost` instead of `kappa` sets κ_N itself: κ_i = innermost^((i−1)/(N−1)), the same end points at any depth.
+    Args:
+        kappa: κ. The paper recommends 0.5 to 0.95; `estimate_kappa` proposes one for your data.
+        reverse: κ_i = κ^(N−i+1), Table 4's order.
+        innermost: Instead of `kappa`, κ_N itself: κ_i = innermost^((i−1)/(N−1)), the same end points at any depth.
+
+    Examples:
+        >>> scalelong.ConstantScaling(0.5).coefficients(4)
+        (1.0, 0.5, 0.25, 0.125)
+        >>> scalelong.ConstantScaling(0.5, reverse=True).coefficients(4)
+        (0.0625, 0.125, 0.25, 0.5)
+        >>> scalelong.ConstantScaling(innermost=0.25).base(num := 3), scalelong.ConstantScaling(0.7).base(num)
+        (0.5, 0.7)
     """
 
     kappa: float | None = None
@@ -121,7 +145,14 @@ class ConstantScaling(FixedScaling):
         return {key: value for key, value in super().to_dict().items() if value is not None}
 
     def base(self, n: int) -> float:
-        """Return κ of a network with `n` long skips."""
+        """Return κ of a network with `n` long skips.
+
+        Args:
+            n: N, the number of long skips.
+
+        Returns:
+            κ; with `innermost` the κ whose power N − 1 it is.
+        """
         if self.innermost is not None:
             return self.innermost ** (1 / max(1, n - 1))
         assert self.kappa is not None
@@ -151,6 +182,13 @@ class LearnableScaling(Scaling):
         shared: Whether all skips share one ζ.
         gate: "tokens" or "channels". None selects tokens if their number is fixed, else channels.
         init: "paper" (PyTorch's initialization: κ starts near 0.5) or "identity" (κ = 2σ(ζ), exactly 1 at first).
+
+    Examples:
+        >>> net = scalelong.apply(scalelong.StackedUNet(32, 3), scalelong.LearnableScaling(init="identity"))
+        >>> sum(p.numel() for p in scalelong.parameters(net))
+        162
+        >>> [row.coefficient for row in scalelong.describe(net, torch.randn(2, 32)).rows]
+        [1.0, 1.0, 1.0]
     """
 
     calibration: str = "se"
@@ -186,7 +224,15 @@ class LearnableScaling(Scaling):
 
 @dataclass(frozen=True)
 class ExplicitScaling(FixedScaling):
-    """κ_1…κ_N listed one by one, outermost first. A zero cuts the skip."""
+    """κ_1…κ_N listed one by one.
+
+    Args:
+        coefficients: κ_1…κ_N, outermost first. A zero cuts the skip.
+
+    Examples:
+        >>> scalelong.ExplicitScaling([1, 0.7, 0]).coefficients(3)
+        (1.0, 0.7, 0.0)
+    """
 
     values: tuple[float, ...]
     kind: ClassVar[str] = "explicit"
@@ -234,7 +280,15 @@ class BlockScaling(Scaling):
 
 @dataclass(frozen=True)
 class StableScaling(BlockScaling):
-    """ "stable τ": x + τ·f(x) with a fixed τ."""
+    """Table 3's baseline "stable τ": x + τ·f(x) in every residual branch, κ_i = 1.
+
+    Args:
+        tau: τ.
+
+    Examples:
+        >>> scalelong.StableScaling(0.1).label
+        'stable-0.1'
+    """
 
     tau: float = 0.1
     kind: ClassVar[str] = "stable"
@@ -256,7 +310,13 @@ class StableScaling(BlockScaling):
 
 @dataclass(frozen=True)
 class ReZeroScaling(BlockScaling):
-    """ReZero: x + α·f(x) with one learned α per block, initialized to 0."""
+    """Table 3's baseline ReZero: x + α·f(x) with one learned α per residual branch, 0 at first, κ_i = 1.
+
+    Examples:
+        >>> net = scalelong.UViT(8, 4, embed_dim=16, depth=2, num_heads=2, scaling=scalelong.ReZeroScaling())
+        >>> [p.tolist() for p in scalelong.parameters(net)]  # one α per block
+        [[0.0, 0.0, 0.0]]
+    """
 
     kind: ClassVar[str] = "rezero"
 
@@ -272,11 +332,23 @@ def scaling_names() -> list[str]:
 
 
 def parse_scaling(scaling: str | dict[str, Any] | Scaling | None, **options: Any) -> Scaling:
-    """Return a spec from its short name and options: `parse_scaling("cs", kappa=0.7)` or `parse_scaling("cs:0.7")`.
+    """Return a spec from its short name and options, as the command line does.
 
     `NAME:VALUE` sets the one option that matters: `norm:rms`, `sparse:3`, `freeu:sdxl`; `explicit:1,0.7,0.5` lists
     κ_1…κ_N, outermost first.
-    Options that are None are ignored. Also accepts a spec, its `to_dict()`, and None for `NoScaling()`.
+
+    Args:
+        scaling: A short name, a spec, its `to_dict()`, or None for `NoScaling()`.
+        **options: Fields of the spec; `kappa` is that of CS or the value of uniform. None is ignored.
+
+    Returns:
+        The spec.
+
+    Examples:
+        >>> scalelong.parse_scaling("cs", kappa=0.7) == scalelong.parse_scaling("cs:0.7")
+        True
+        >>> scalelong.parse_scaling("freeu:sd1.5")
+        FreeU(b1=1.5, b2=1.6, s1=0.9, s2=0.2, version=1)
     """
     options = {key: value for key, value in options.items() if value is not None}
     if isinstance(scaling, str):

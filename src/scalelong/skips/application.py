@@ -46,13 +46,24 @@ def apply(
 
     Args:
         net: A network that scalelong knows or that declares `long_skips`; any other one together with `example`.
-        scaling: A spec such as `ConstantScaling(0.7)` or `LearnableScaling()`.
+        scaling: A spec such as `ConstantScaling(0.7)` or `LearnableScaling()`, or its short name.
         example: The arguments of one call: a tuple `(x, t)`, a dictionary by name, or both as a pair. The network runs
             once to find its long skips (see `find_skips`), or to check and complete `sites`.
         sites: The long skips of an unknown network, outermost first (see `Site` and `register_adapter`).
         placement: "join" scales the skip where it joins the backbone. "after_norm" scales it after the normalization
             of the concatenation, for networks whose norm would cancel κ_i (`describe` measures that).
         replace: Replace an existing scaling instead of raising an error.
+
+    Returns:
+        `net` itself.
+
+    Examples:
+        >>> from diffusers import UNet2DModel
+        >>> blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+        >>> net = UNet2DModel(sample_size=8, block_out_channels=(32, 32), layers_per_block=1, **blocks)
+        >>> net = scalelong.apply(net, scalelong.ConstantScaling(0.7))
+        >>> [round(row.coefficient, 3) for row in scalelong.describe(net).rows]
+        [1.0, 0.7, 0.49, 0.343]
     """
     root = unwrapped(net)
     spec = parse_scaling(scaling)
@@ -120,6 +131,15 @@ def set_coefficients(net: Net, scaling: Scaling | str | dict[str, Any] | Sequenc
     Args:
         net: A network scaled with constants (uniform, CS, explicit, Skip-Tuning, FreeU), compiled or not.
         scaling: A spec such as `SkipTuning(0.7)` or `FreeU.named("sdxl")`, or a list of κ_1…κ_N, outermost first.
+
+    Returns:
+        `net` itself.
+
+    Examples:
+        >>> net = scalelong.StackedUNet(32, 3, scaling=scalelong.ConstantScaling(0.7))
+        >>> net = scalelong.set_coefficients(net, [1, 0.9, 0.8])
+        >>> [row.coefficient for row in scalelong.describe(net).rows]
+        [1.0, 0.9, 0.8]
     """
     root = scaled_root(net)
     scaler = scaling_of(root)
@@ -169,6 +189,19 @@ def remove(net: Net) -> Net:
     """Remove the scaling; the network is bit for bit what it was. Does nothing to an unscaled network.
 
     Like `parameters`, `unscaled`, `describe` and `save_scaling`, it also takes a module that holds the scaled network.
+
+    Args:
+        net: The network.
+
+    Returns:
+        `net` itself.
+
+    Examples:
+        >>> net, x = scalelong.StackedUNet(32, 3), torch.randn(2, 32)
+        >>> before = net(x)
+        >>> scaled = scalelong.apply(net, scalelong.ConstantScaling(0.5))(x)
+        >>> torch.equal(scaled, before), torch.equal(scalelong.remove(net)(x), before)
+        (False, True)
     """
     root = scaled_root(net, allow_wrappers=False)
     if (scaler := scaling_of(root)) is not None:
@@ -181,6 +214,19 @@ def unscaled(net: Net) -> Iterator[Net]:
     """Remove the scaling within a `with` block, then put the same module back, LS weights included.
 
     Use it to save with a library that expects only its own weights: `with unscaled(unet): pipe.save_pretrained(…)`.
+
+    Args:
+        net: The network.
+
+    Returns:
+        A context manager that yields `net`.
+
+    Examples:
+        >>> net = scalelong.StackedUNet(32, 3, scaling=scalelong.LearnableScaling())
+        >>> with scalelong.unscaled(net):
+        ...     inside = len(net.state_dict())
+        >>> inside < len(net.state_dict())
+        True
     """
     root = scaled_root(net)
     scaler = scaling_of(root)
@@ -210,7 +256,20 @@ def restore_on_failure(root: nn.Module) -> Iterator[None]:
 
 
 def parameters(net: nn.Module) -> Iterator[nn.Parameter]:
-    """Return the parameters that the scaling added (LS, gates, adapters, …), for an optimizer of their own."""
+    """Return the parameters that the scaling added (LS, gates, adapters, …), for an optimizer group of their own.
+
+    Args:
+        net: The scaled network.
+
+    Returns:
+        An iterator over parameters; empty for constants.
+
+    Examples:
+        >>> net = scalelong.StackedUNet(32, 3, scaling=scalelong.LearnableScaling())
+        >>> own = set(scalelong.parameters(net))
+        >>> groups = [{"params": [p for p in net.parameters() if p not in own]}, {"params": list(own), "lr": 1e-3}]
+        >>> optimizer = torch.optim.AdamW(groups, lr=2e-4)
+    """
     scaler = scaling_of(scaled_root(net))
     return iter(()) if scaler is None else scaler.parameters()
 

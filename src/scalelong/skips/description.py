@@ -102,6 +102,23 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
     """Return a table of the network's long skips; with an example input also shapes and the effect of each κ_i.
 
     `net(*example, **kwargs)` runs N + 1 times in eval mode without gradients. Nothing is left behind.
+
+    Args:
+        net: The network, scaled or not.
+        *example: The arguments of one call.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        The long skips in `.rows`, outermost first. Prints as a table.
+
+    Examples:
+        >>> print(scalelong.describe(scalelong.StackedUNet(32, 3, scaling=scalelong.ConstantScaling(0.5))))
+        StackedUNet: 3 long skips, ConstantScaling(kappa=0.5, reverse=False)
+        i  from        to          κ_i
+        ─  ──────────  ──────────  ────
+        1  encoders.0  decoders.0  1
+        2  encoders.1  decoders.1  0.5
+        3  encoders.2  decoders.2  0.25
     """
     outer, root = unwrapped(net, allow_wrappers=True), scaled_root(net)
     sites, placement = sites_of(root)

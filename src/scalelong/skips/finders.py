@@ -21,6 +21,20 @@ def register_adapter(cls: type[nn.Module] | str, find_skips: FindSkips) -> None:
         cls: The class or its qualified name. Subclasses are included.
         find_skips: A function from a network to its sites, outermost first. A site is a `Site`, or the path of a
             module whose second argument is the skip.
+
+    Examples:
+        >>> class Up(torch.nn.Module):
+        ...     def forward(self, x, skip):
+        ...         return x + skip
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.up = Up()
+        ...     def forward(self, x):
+        ...         return self.up(x, 2 * x)
+        >>> scalelong.register_adapter(Net, lambda net: ["up"])
+        >>> scalelong.apply(Net(), scalelong.UniformScaling(0.5))(torch.ones(1))
+        tensor([2.])
     """
     if not callable(find_skips):
         raise invalid("find_skips", "a function from a network to its sites", find_skips)

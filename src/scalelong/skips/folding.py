@@ -35,6 +35,17 @@ def fold(net: Net, *example: Any, **kwargs: Any) -> Net:
         *example: The arguments of one call of the network. With them, convolutions and linear layers that take the
             skip, or start or end with it, are found by running the network, and the result is compared.
         **kwargs: The keyword arguments of that call.
+
+    Returns:
+        `net` itself.
+
+    Examples:
+        >>> x = torch.randn(2, 3, 8, 8)
+        >>> net = scalelong.UViT(8, 4, embed_dim=16, depth=4, num_heads=2, scaling=scalelong.ConstantScaling(0.5))
+        >>> before = net(x, 500)
+        >>> folded = scalelong.fold(net, x, 500)
+        >>> torch.allclose(folded(x, 500), before, atol=1e-5), scalelong.describe(folded).scaling
+        (True, NoScaling())
     """
     root = scaled_root(net, allow_wrappers=False)
     scaler = scaling_of(root)

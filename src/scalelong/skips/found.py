@@ -22,13 +22,28 @@ NORMS = ("group_norm", "layer_norm", "batch_norm", "instance_norm", "rms_norm")
 
 
 class FoundSkips(list[Site]):
-    """The sites of a network's long skips, outermost first. `explain()` says what was found and what was left out."""
+    """The sites of a network's long skips, outermost first: a list of `Site`.
+
+    Args:
+        network: Class name of the network.
+        sites: The sites.
+        left_out: (where, why) of the joins that are not long skips.
+
+    Examples:
+        >>> len(scalelong.find_skips(scalelong.StackedUNet(32, 3)))
+        3
+    """
 
     def __init__(self, network: str, sites: Iterable[Site], left_out: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(sites)
         self.network, self.left_out = network, tuple(left_out)  # (where, why)
 
     def explain(self) -> str:
+        """Say what was found and what was left out.
+
+        Returns:
+            One line per skip, then the reasons.
+        """
         lines = [f"{self.network}: {len(self)} long skips found by running it once"]
         for i, site in enumerate(self, start=1):
             lines.append(f"  {i}  from {site.source or '?'} to {site.path}: {site.channels} channels, {_how(site)}")
@@ -52,6 +67,27 @@ def find_skips(net: nn.Module, *example: Any, **kwargs: Any) -> FoundSkips:
     The network runs in eval mode without gradients; random numbers and buffers stay as they are. Raises an error with
     candidates to choose from if it is not clear which joins are long skips. Without an example only networks of a known
     structure are understood.
+
+    Args:
+        net: The network.
+        *example: The arguments of one call.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        A list of `Site`; `print(found.explain())` says what was found and what was left out.
+
+    Examples:
+        >>> from torch import nn
+        >>> class Net(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.down, self.middle, self.up = (nn.Conv2d(n, 4, 3, padding=1) for n in (3, 4, 8))
+        ...     def forward(self, x):
+        ...         skip = self.down(x)
+        ...         return self.up(torch.cat([self.middle(skip), skip], dim=1))
+        >>> found = scalelong.find_skips(Net(), torch.randn(1, 3, 8, 8))
+        >>> found[0].source, found[0].channels, found[0].op
+        ('down', 4, 'cat')
     """
     from scalelong.skips.application import unscaled, unwrapped
 

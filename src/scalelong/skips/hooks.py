@@ -56,7 +56,19 @@ def scale_skip(net: nn.Module, skip: Tensor, i: int, backbone: Tensor | None = N
             long skip, outermost first; without it, pass `apply` an example.
         skip: The skip tensor, as the encoder produced it.
         i: Index of the skip: 1 is the outermost, N the innermost.
-        backbone: The tensor that the skip is joined with. If given, the result is (skip, backbone).
+        backbone: The tensor that the skip is joined with.
+
+    Returns:
+        The scaled skip; with `backbone` the pair (skip, backbone).
+
+    Examples:
+        >>> class Net(torch.nn.Module):
+        ...     long_skips = (8,)
+        ...     def forward(self, x):
+        ...         return torch.tanh(x) + scalelong.scale_skip(self, x, 1)
+        >>> net = scalelong.apply(Net(), scalelong.UniformScaling(0.5))
+        >>> net(torch.zeros(1, 8)).shape
+        torch.Size([1, 8])
     """
     scaler = scaling_of(net)
     declared: Any = getattr(net, "long_skips", None)

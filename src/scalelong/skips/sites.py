@@ -21,6 +21,10 @@ class Join:
         widths: Size of each of these tensors along the site's `dim`.
         nth: Which one, if `forward` runs several joins of the same widths, from 0.
         of: How many of these `forward` runs. Another number raises an error, since the network ran differently.
+
+    Examples:
+        >>> scalelong.Join("cat", operand=1, widths=(8, 4))
+        Join(op='cat', operand=1, widths=(8, 4), nth=0, of=1)
     """
 
     op: str
@@ -64,6 +68,11 @@ class Site:
         backbone: See `SkipShape`.
         extras: See `SkipShape`.
         op: See `SkipShape`.
+
+    Examples:
+        >>> site = scalelong.Site("up", "skip", channels=4)
+        >>> site.called, site.shape.channels
+        ('up', 4)
     """
 
     path: str
@@ -112,6 +121,7 @@ class Site:
 
     @property
     def shape(self) -> SkipShape:
+        """The shape of the skip."""
         return SkipShape(self.channels, self.dim, self.tokens, self.backbone, self.extras, self.op)
 
     @property

@@ -35,6 +35,15 @@ def save_scaling(net: nn.Module, folder: Path | str, *, timeout: float = 20.0, a
         timeout: LS that FSDP has sharded is gathered, so every process must call this function. It raises an error if
             the others have not called it after this many seconds.
         allow_unscaled: Record "none" for an unscaled network instead of raising an error.
+
+    Returns:
+        The folder.
+
+    Examples:
+        >>> net = scalelong.StackedUNet(32, 3, scaling=scalelong.LearnableScaling())
+        >>> folder = scalelong.save_scaling(net, "my-network")
+        >>> sorted(path.name for path in folder.iterdir())
+        ['scaling.json', 'scaling.safetensors']
     """
     root, folder = scaled_root(net), Path(folder)
     scaler = scaling_of(root)
@@ -70,7 +79,18 @@ def save_scaling(net: nn.Module, folder: Path | str, *, timeout: float = 20.0, a
 def load_scaling(net: Net, folder: Path | str) -> Net:
     """Scale `net` like the network that `folder` was saved from. Raises an error that lists what does not fit.
 
-    `net` may hold the network: the scaled one in it, or the only one of the class that was saved.
+    Args:
+        net: The network, or a module that holds it: the scaled one in it, or the only one of the class that was saved.
+        folder: The folder that `save_scaling` wrote.
+
+    Returns:
+        `net` itself.
+
+    Examples:
+        >>> trained = scalelong.StackedUNet(32, 3, scaling=scalelong.ConstantScaling(0.5))
+        >>> folder = scalelong.save_scaling(trained, "my-scaling")
+        >>> scalelong.describe(scalelong.load_scaling(scalelong.StackedUNet(32, 3), folder)).scaling
+        ConstantScaling(kappa=0.5, reverse=False)
     """
     root, path = scaled_root(net, allow_wrappers=False), Path(folder) / JSON
     record = _read(path)

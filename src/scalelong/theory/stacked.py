@@ -67,6 +67,13 @@ class StackedUNet(nn.Module):
             because no ReLU follows its last matrix. "norm-preserving" draws the last matrix of each block from
             N(0, 1/m), which preserves the norm. Both use the same normal numbers for the same seed.
         seed: seed of the initialization. The global random state is not used.
+
+    Examples:
+        >>> net = scalelong.StackedUNet(width=32, num_skips=3, scaling=scalelong.ConstantScaling(0.5))
+        >>> net(torch.randn(4, 32)).shape, len(net.blocks)
+        (torch.Size([4, 32]), 7)
+        >>> len(net.features(torch.randn(4, 32)).hidden)  # h_0 … h_N
+        4
     """
 
     def __init__(
@@ -107,7 +114,14 @@ class StackedUNet(nn.Module):
         return [*self.encoders, self.middle, *self.decoders]
 
     def features(self, x: Tensor) -> StackedFeatures:
-        """Run the network and return s_1 … s_N and h_0 … h_N."""
+        """Run the network and keep its features.
+
+        Args:
+            x: Input, (B, m).
+
+        Returns:
+            s_1 … s_N and h_0 … h_N.
+        """
         if x.shape[-1:] != (self.width,):
             raise invalid("the shape of x", f"(…, {self.width})", tuple(x.shape))
         skips: list[Tensor] = []
@@ -121,6 +135,18 @@ class StackedUNet(nn.Module):
         return StackedFeatures(tuple(skips), tuple(reversed(hidden)))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, m) -> (B, m)
+        """Return f_0(x).
+
+        Args:
+            x: Input, (B, m).
+
+        Returns:
+            Output, (B, m).
+
+        Examples:
+            >>> scalelong.StackedUNet(32, 3)(torch.zeros(1, 32)).abs().sum()
+            tensor(0., grad_fn=<SumBackward0>)
+        """
         return self.features(x).hidden[0]
 
     def extra_repr(self) -> str:

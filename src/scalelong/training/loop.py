@@ -57,15 +57,23 @@ def train(
 ) -> Result:
     """Train `config` in the folder `out`, or resume the run in it.
 
-    train(override(preset("digits"), {"scaling": "ls"}), "runs/digits-ls")
-
     Args:
+        config: The settings: `preset(…)`, changed by `override(…)`.
+        out: The run folder. A resumed run needs the same settings, loss and optimizer.
         loss: `loss(eps_fn, process, batch)` returns one value per sample, (B,), instead of the paper's loss.
         optimizer: `optimizer(net)` returns a torch optimizer instead of AdamW.
         metrics: `metrics(net, step)` returns numbers to log at every validation, from the EMA network.
         quiet: Print no progress.
 
-    A resumed run needs the same loss and optimizer. docs/your-own-script.md has an example of each.
+    Returns:
+        What the run ended with. docs/your-own-script.md has an example of each argument.
+
+    Examples:
+        >>> from scalelong.training import override, preset, train
+        >>> small = {"scaling": "cs:0.7", "train.steps": 2, "train.batch_size": 8, "model.channels": "8,8"}
+        >>> result = train(override(preset("digits"), small | {"sample.every": 0}), "runs/small", quiet=True)
+        >>> result.step
+        2
     """
     run = Run(out)
     check_target(run.folder, folder=True)

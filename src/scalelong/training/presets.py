@@ -18,7 +18,19 @@ from scalelong.scaling import parse_scaling
 
 
 def preset(name: str) -> Config:
-    """Return the config of a preset."""
+    """Return the config of a preset.
+
+    Args:
+        name: A name that `scalelong presets` lists.
+
+    Returns:
+        The config.
+
+    Examples:
+        >>> from scalelong.training import preset
+        >>> preset("cifar10-uvit-s").train.lr
+        0.0002
+    """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name].config
