@@ -156,8 +156,19 @@ class StabilityMonitor:
             optimizer: The optimizer that trains the network.
             first: Number of the first step, for a resumed run.
 
-        Example:
-            >>> watch = scalelong.StabilityMonitor(net, out="stability.jsonl").attach(optimizer)
+        Returns:
+            The monitor itself.
+
+        Examples:
+            >>> net = scalelong.StackedUNet(32, 3)
+            >>> optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+            >>> watch = scalelong.StabilityMonitor(net, every=2).attach(optimizer)
+            >>> for _ in range(4):
+            ...     net(torch.randn(8, 32)).square().mean().backward()
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
+            >>> watch.last["step"]
+            4
         """
         self._attached = AttachedSteps(self, optimizer, first)
         return self
