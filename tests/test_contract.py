@@ -53,6 +53,7 @@ SIGNATURES = {
     "scalelong.runs.Run.from_pretrained": "source",
     "scalelong.ScaleLongPipeline.push_to_hub": "self repo_id",
     "scalelong.ScaleLongPipeline.from_pretrained": "folder",
+    "scalelong.linear_probe": "net train test layers t objective conditions untrained pixels fit seed batch_size cache",
     "scalelong.tune": "make_run candidates steps budget",
     "scalelong.mup.roles": "net base_width base_depth",
     "scalelong.mup.init_": "net base_width base_depth",
@@ -72,6 +73,8 @@ FIELDS = {
     "scalelong.Alarm": "kind step",
     "scalelong.Limits": "",
     "scalelong.Evaluation": "",
+    "scalelong.representation.LinearProbe": "blocks times accuracy n_train n_test chance pixels untrained",
+    "scalelong.representation.Cell": "block t accuracy low high",
 }
 ERRORS = (
     "InvalidValueError UnknownNameError UnsupportedNetworkError ScalingStateError DataError RunError EvaluationError "
@@ -79,7 +82,7 @@ ERRORS = (
 )
 COMMANDS = (
     "train sample evaluate compare report kappa theory robustness paper data presets doctor frontier coords transfer "
-    "tune campaign export"
+    "tune campaign export probe"
 )
 
 

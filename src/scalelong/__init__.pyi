@@ -14,6 +14,7 @@ from scalelong.models.pipeline import ScaleLongPipeline as ScaleLongPipeline
 from scalelong.monitor.monitor import Alarm as Alarm
 from scalelong.monitor.monitor import Limits as Limits
 from scalelong.monitor.monitor import StabilityMonitor as StabilityMonitor
+from scalelong.representation import linear_probe as linear_probe
 from scalelong.runs.run import load_run as load_run
 from scalelong.scaling import ConstantScaling as ConstantScaling
 from scalelong.scaling import ExplicitScaling as ExplicitScaling

@@ -40,6 +40,9 @@ class Stream(IntEnum):
     EXTRA_NOISE = 12  # extra noise on the network's input (data.extra_noise)
     LABEL = 13  # labels and captions of evaluated samples
     CAPTION_ORDER = 14
+    FEATURE_NOISE = 15  # a linear probe's noise: step 0 for training images, 1 for test images
+    VIEW = 16  # augmentations and times of two views for self-distillation
+    VIEW_NOISE = 17
 
 
 def uniform(seed: int, stream: int, step: int, first: int, count: int, shape: int | Sequence[int] = ()) -> Tensor:

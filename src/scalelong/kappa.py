@@ -327,7 +327,7 @@ def sample_ratios(
     N(0, 1), and ‖ε‖² − z², which is χ² with m − 1 degrees of freedom and independent of z. This is exact.
     Times are stratified: each of `samples` equal intervals contains one.
     """
-    shape = _checked_shape(images)
+    shape = checked_shape(images)
     generator, m = torch.Generator().manual_seed(seed), math.prod(shape[1:])
     chosen = torch.randperm(shape[0], generator=generator)[:samples].sort().values
     energy, pixels, smallest, largest = _energies(images, chosen, m, latents, progress)  # ‖x_0‖², (min(n, samples),)
@@ -468,7 +468,8 @@ def _tensors(item: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _checked_shape(images: Any) -> tuple[int, ...]:
+def checked_shape(images: Any) -> tuple[int, ...]:
+    """Return the shape of an array of images, or raise what is wrong with it."""
     if not hasattr(images, "shape"):
         raise invalid("images", "a NumPy array or a tensor", type(images).__name__)
     shape, dtype = tuple(map(int, images.shape)), str(images.dtype).removeprefix("torch.")

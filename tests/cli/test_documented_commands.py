@@ -46,6 +46,7 @@ SMALL = {
     "coords": "--widths 16,32 --seeds 2 --steps 2 --parametrizations standard --jobs 1 --set train.batch_size=4",
     "transfer": "--widths 16 --lrs 1e-3 --steps 2 --seeds 1 --jobs 1 --set train.batch_size=4 --set validate.n=4",
     "robustness": "--images 4 --samples 0 --points 1 --bins 1 --variance 0.1",
+    "probe": "--n 60 --n-test 40 --t 0.1 --layers mid_block --no-cache",
     "paper list": "",
     "paper page": "",
     "data list": "",

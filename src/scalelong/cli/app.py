@@ -14,6 +14,7 @@ from scalelong.cli.frontier import frontier
 from scalelong.cli.info import doctor, presets
 from scalelong.cli.mup import coords, transfer
 from scalelong.cli.paper import paper
+from scalelong.cli.probe import probe
 from scalelong.cli.runs import compare, report, sample, train
 from scalelong.cli.stability import kappa, robustness, theory
 from scalelong.cli.tune import tune
@@ -59,6 +60,7 @@ COMMANDS = (
     theory,
     frontier,
     robustness,
+    probe,
     coords,
     transfer,
     tune,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scalelong.experiments.robustness import Robustness
     from scalelong.experiments.transfer import Curve
     from scalelong.kappa import Histogram, KappaEstimate
+    from scalelong.representation import LinearProbe
     from scalelong.theory.report import TheoryReport
 
 GREEN, RED, YELLOW, ORANGE, BLUE = "#2e7d5b", "#bf616a", "#ebcb8b", "#d08770", "#5e81ac"
@@ -321,3 +322,31 @@ def _variance_axis(ax: Axes, variances: Sequence[float]) -> None:
     ax.set(xlabel="σ_δ², variance of the extra noise")
     if positive := [variance for variance in variances if variance > 0]:
         ax.set_xscale("symlog", linthresh=min(positive))
+
+
+def draw_probe(result: LinearProbe, name: str) -> Figure:
+    """Probe accuracy as a heat map, block × time, and as lines beside the baselines."""
+    figure = new_figure(11, 1.8 + 0.32 * len(result.blocks))
+    cells, lines = figure.subplots(1, 2, width_ratios=(1.1, 1))
+    image = cells.imshow(result.accuracy, aspect="auto", cmap="viridis")
+    cells.set_xticks(range(len(result.times)), [f"{t:g}" for t in result.times])
+    cells.set_yticks(range(len(result.blocks)), list(result.blocks))
+    middle = (image.norm.vmin + image.norm.vmax) / 2
+    for b, row in enumerate(result.accuracy):
+        for k, value in enumerate(row):
+            color = "w" if value < middle else "k"
+            cells.text(k, b, f"{value:.3f}", ha="center", va="center", fontsize=7, color=color)
+    cells.set(xlabel="t", title=f"{name}: probe accuracy")
+    figure.colorbar(image, ax=cells)
+    xs = range(len(result.blocks))
+    for k, t in enumerate(result.times):
+        (line,) = lines.plot(xs, [row[k] for row in result.accuracy], "o-", ms=3, lw=1, label=f"t = {t:g}")
+        if result.untrained is not None:
+            lines.plot(xs, [row[k] for row in result.untrained], ":", lw=1, color=line.get_color())
+    for level, label, style in ((result.pixels, "pixels", "--"), (result.chance, "chance", ":")):
+        if level is not None:
+            lines.axhline(level, color="k", lw=1, ls=style, label=label)
+    lines.set_xticks(xs, list(result.blocks), rotation=90, fontsize=7)
+    lines.set(title="dotted, coloured: the untrained network" if result.untrained is not None else "")
+    lines.legend(fontsize=7)
+    return figure

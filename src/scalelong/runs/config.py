@@ -218,6 +218,16 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True)
+class ProbeConfig:
+    """Linear probe of the EMA network during training (docs/representation.md). `every=0` disables it."""
+
+    every: int = 0  # steps between two probes; 0: none
+    n: int = 2000  # labelled images of each split
+    layers: str = "all"  # blocks, separated by commas; all: every block
+    t: tuple[float, ...] | None = None  # times of the noise in the process's own unit; none: 1 % to 40 % of its range
+
+
+@dataclass(frozen=True)
 class MonitorConfig:
     """The stability monitor: a snapshot every `every` steps (0 disables it), `samples` images in its probe batch."""
 
@@ -246,6 +256,7 @@ class Config:
     sample: SampleConfig = field(default_factory=SampleConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scaling", parse_scaling(self.scaling))
@@ -287,6 +298,7 @@ FREE = (
     "sample",
     "evaluate",
     "monitor",
+    "probe",
 )
 
 
@@ -460,7 +472,7 @@ _MINIMUM = {
     "checkpoint.every": 1, "checkpoint.keep": 1, "validate.every": 0, "validate.n": 1, "sample.every": 0, "sample.n": 0,
     "data.image_size": 1, "evaluate.every": 0, "evaluate.n": 2, "monitor.every": 0, "monitor.samples": 1,
     "model.channels": 1, "model.layers": 1, "model.attention": 1, "model.base_head_width": 1, "mup.base_width": 1,
-    "mup.base_depth": 1,
+    "mup.base_depth": 1, "probe.every": 0, "probe.n": 2,
 }  # fmt: skip
 _POSITIVE = (
     "train.lr", "train.clip", "kappa", "model.init_std", "diffusion.sigma_data", "diffusion.p_std",

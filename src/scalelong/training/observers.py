@@ -21,6 +21,7 @@ from scalelong.runs.run import REAL, Run, training_reference
 from scalelong.training.display import Display
 from scalelong.training.examples import Batch, Examples
 from scalelong.training.own import check_metrics
+from scalelong.training.probing import ProbedSplits
 from scalelong.training.trackers import log_grid
 from scalelong.training.trainer import Trainer, due
 
@@ -42,12 +43,17 @@ class Observers:
                 self.extractor.to(trainer.accelerator.device)
             with display.paused():  # computing the reference's statistics shows its own progress
                 self.reference = training_reference(self.config, self.extractor)
+        self.probe: ProbedSplits | None = None
+        if self.config.probe.every:
+            self.probe = ProbedSplits(self.config, trainer.examples, self.held_out, self.config.probe.n)
+            self.probe.check(trainer.net, self.config.probe)
 
     def due(self, step: int, last: bool) -> bool:
         """Whether anything but the monitor runs after `step`."""
         config = self.config
         return any(
-            due(step, every, last) for every in (config.evaluate.every, config.validate.every, config.sample.every)
+            due(step, every, last)
+            for every in (config.evaluate.every, config.validate.every, config.sample.every, config.probe.every)
         )
 
     def after_step(self, step: int, last: bool) -> dict[str, Any]:
@@ -67,6 +73,11 @@ class Observers:
         if self.main and self.held_out is not None and due(step, config.validate.every, last):
             values["val_loss"] = trainer.validation_loss(self.held_out, config.validate.n, current)
             values["val_loss_ema"] = trainer.validation_loss(self.held_out, config.validate.n, average)
+        if self.main and self.probe is not None and due(step, config.probe.every, last):
+            with self.display.paused():
+                best = self.probe.measure(average, config.probe, seed=config.seed).best
+            values |= {"probe_accuracy": best.accuracy, "probe_t": best.t, "probe_block": best.block}
+            self.display.say(f"step {step}: probe accuracy {best.accuracy:.4f} ({best.block}, t = {best.t:g})")
         if self.main and trainer.own.metrics is not None and due(step, config.validate.every, last):
             with torch.no_grad():
                 values |= check_metrics(trainer.own.metrics(average, step))

@@ -72,6 +72,7 @@ def check_losses(losses: Any, n: int) -> Tensor:
 def check_metrics(values: Any) -> dict[str, float]:
     """Return the result of custom metrics, or raise what is wrong with it."""
     reserved = {"step", "loss", "lr", "grad_norm", "images", "seconds", "skipped", "val_loss", "val_loss_ema"}
+    reserved |= {"probe_accuracy", "probe_t", "probe_block", "distillation_loss"}
     if not isinstance(values, Mapping):
         raise invalid("custom metrics", "a dict of names and numbers", type(values).__name__)
     for name, value in values.items():
