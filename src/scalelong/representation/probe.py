@@ -141,7 +141,8 @@ def linear_probe(
 
     Args:
         net: Any network; it runs in eval mode and is not changed.
-        train, test: (images, labels): uint8 (n, h, w, c) or float (n, c, h, w) in [−1, 1], and integers (n,).
+        train: (images, labels) to fit: uint8 (n, h, w, c) or float (n, c, h, w) in [−1, 1], and integers (n,).
+        test: (images, labels) to measure the accuracy on.
         layers: "all" (the blocks of a U-ViT or U-Net; the children of another network), or paths of modules.
         t: Times of the noise in the process's own unit (0 to 1 for "vp", 1 to 1000 for "ddpm"); default: 1 % to 40 %
             of its range.
@@ -151,9 +152,13 @@ def linear_probe(
         pixels: Whether to fit clean pixels too, as a baseline.
         fit: "lbfgs" (logistic regression, converged) or "adam" (DDAE's recipe); see `probe_features`.
         seed: Of the noise.
+        batch_size: Images per pass.
         cache: A folder that keeps the features, so that another call with the same network and data skips the passes.
         call: `call(net, x_t, t)` runs a pass of a network with other arguments than `net(x, t, y=, context=)`.
         notes: Remarks to keep with the result.
+
+    Returns:
+        The accuracy of every block at every time, the best cell with its interval, and the baselines.
     """
     if fit not in FITS:
         raise unknown("fit", fit, FITS)
