@@ -36,7 +36,7 @@ from scalelong.files import write_text
 
 SIZE, CHUNK, NOISE = 10_000, 500, 8.0
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-DRAWS = {500: 6, 1000: 6, 2000: 2, 5000: 1, 10_000: 1}
+DRAWS = {500: 6, 1000: 6, 2000: 4, 5000: 2, 10_000: 1}
 # name → split, first image, standard deviation of the noise in grey levels; chunks of all sets are computed in turn
 SETS = {"reference": ("test", 0, 0.0), "clean": ("train", 0, 0.0), "noise": ("train", 10_000, NOISE)}
 

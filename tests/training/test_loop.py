@@ -78,6 +78,20 @@ def test_a_run_with_dropout_resumes_bit_for_bit(tmp_path):
     assert losses(tmp_path / "without") != losses(tmp_path / "whole")
 
 
+def test_a_run_with_mup_remembers_it_and_resumes_bit_for_bit(tmp_path):
+    settings = {"model__embed_dim": 32, "mup__base_width": 8, "mup__base_depth": 2, "scaling": ConstantScaling(0.5)}
+    train(tiny_config(**settings), tmp_path / "whole", quiet=True)
+    train(tiny_config(**settings, train__steps=3), tmp_path / "parts", quiet=True)
+    train(tiny_config(**settings), tmp_path / "parts", quiet=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    a, b = load_run(tmp_path / "whole").net, load_run(tmp_path / "parts").net
+    assert all(torch.equal(a.state_dict()[k], b.state_dict()[k]) for k in a.state_dict())
+    with pytest.raises(RunError, match="mup.base_width"):
+        train(tiny_config(**{**settings, "mup__base_width": None, "train__steps": 8}), tmp_path / "whole", quiet=True)
+    train(tiny_config(**{**settings, "mup__base_width": None, "mup__base_depth": None}), tmp_path / "no", quiet=True)
+    assert losses(tmp_path / "no") != losses(tmp_path / "whole")
+
+
 def test_more_steps_continue_a_finished_run(tmp_path, finished):
     folder = tmp_path / "longer"
     shutil.copytree(finished, folder)
