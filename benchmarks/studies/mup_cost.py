@@ -47,7 +47,8 @@ def main() -> None:
             ratios.append(times[id(mup)] / times[id(standard)])
         ordered, half = sorted(ratios), 0.98 * options.rounds**0.5
         low, high = (ordered[round(options.rounds / 2 + side * half)] for side in (-1, 1))
-        row = {"width": width, "ratio": round(statistics.median(ratios), 4), "interval": [round(low, 4), round(high, 4)]}
+        interval = [round(low, 4), round(high, 4)]
+        row = {"width": width, "ratio": round(statistics.median(ratios), 4), "interval": interval}
         rows.append({**row, "rounds": options.rounds})
         print(json.dumps(rows[-1]), flush=True)
     if options.json:
