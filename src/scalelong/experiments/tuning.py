@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -27,6 +28,7 @@ OVER = ("scaling", "kappa", "lr")
 SCALINGS = "none,uniform,cs,ls"
 LR_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 KAPPAS = 4  # values in the range that the data gives
+EXPLODED = 10.0  # times the median candidate's norms
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def tune_preset(
         for ending in _train(missing, out, jobs, quiet):
             known.run(_key(ending.job), partial(_result, ending))
         found = {name: [known.finished[_key(job)] for job in planned if job.variant == name] for name in names}
-        return {name: _score(results) for name, results in found.items()}
+        return scores(found)
 
     steps = candidates[0].config.train.steps
     result = halve(list(configs), advance, steps=steps, blocks=len(seeds), budget=budget, confidence=confidence)
@@ -173,17 +175,38 @@ def _key(job: Job) -> str:
 
 
 def _result(ending: Ending) -> dict[str, Any]:
-    """Validation loss of the EMA weights, and alarms. To become non-finite is a result; any other failure raises."""
-    run, log = Run(ending.job.folder), " ".join(ending.lines)
+    """What a training showed. To become non-finite is a result; any other failure raises."""
+    log = " ".join(ending.lines)
     if not ending.ran and "not finite" not in log:
         raise RunError(f"{ending.job.name} {ending.reason()}: {log[-300:]}")
-    kinds = [] if run.stability is None else sorted({str(a.get("kind")) for a in run.stability.log.alarms()})
-    return {"loss": run.column("val_loss_ema").last if ending.ran else None, "alarms": kinds}
+    return outcome(Run(ending.job.folder)) | ({} if ending.ran else {"loss": None})
 
 
-def _score(results: Sequence[dict[str, Any]]) -> Score:
-    losses = [result["loss"] for result in results]
-    if any(loss is None or not math.isfinite(loss) for loss in losses):
-        return Score((), "became non-finite")
-    alarms = sorted({kind for result in results for kind in result["alarms"]})
-    return Score(tuple(losses), f"raised alarms ({', '.join(alarms)})" if alarms else None)
+def outcome(run: Run) -> dict[str, Any]:
+    """Return the validation loss of the EMA weights, the kinds of alarms, and the largest norm where a skip joins."""
+    stability = run.stability
+    norms = None if stability is None else stability.norms("train", "backbone")
+    kinds = [] if stability is None else sorted({str(alarm.get("kind")) for alarm in stability.log.alarms()})
+    norm = None if norms is None else max((float(v) for v in norms.final if math.isfinite(v)), default=None)
+    return {"loss": run.column("val_loss_ema").last, "alarms": kinds, "norm": norm}
+
+
+def scores(results: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Score]:
+    """Return the scores of candidates at one rung from the outcomes of their seeds.
+
+    Norms of every network grow in training, so they explode if they are EXPLODED times the median candidate's. Alarms
+    drop a candidate while another one trains without: if all raise them, they say nothing about the choice.
+    """
+    largest = {name: max((row["norm"] or 0.0 for row in rows), default=0.0) for name, rows in results.items()}
+    usual, found = statistics.median(largest.values()), {}
+    for name, rows in results.items():
+        losses = tuple(row["loss"] for row in rows)
+        alarms = sorted({kind for row in rows for kind in row["alarms"]})
+        failed = f"raised alarms ({', '.join(alarms)})" if alarms else None
+        if any(loss is None or not math.isfinite(loss) for loss in losses):
+            losses, failed = (), "became non-finite"
+        elif largest[name] > EXPLODED * usual > 0:
+            failed = f"had norms {largest[name] / usual:.3g} times the median candidate's"
+        found[name] = Score(losses, failed)
+    calm = any(score.failed is None for score in found.values())
+    return found if calm else {name: replace(s, failed=None) if s.losses else s for name, s in found.items()}
