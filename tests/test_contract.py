@@ -27,6 +27,7 @@ SIGNATURES = {
     "scalelong.parameters": "net",
     "scalelong.scale_skip": "net skip i backbone",
     "scalelong.set_coefficients": "net scaling",
+    "scalelong.distill": "net examples loss",
     "scalelong.compose": "scalings",
     "scalelong.NormScaling": "kind over gain init",
     "scalelong.MagnitudePreserving": "t",
@@ -69,7 +70,7 @@ SIGNATURES = {
 }
 FIELDS = {
     "scalelong.KappaEstimate": "low high recommended mean_ratio share_below_5",
-    "scalelong.skips.Row": "index path source coefficient coefficient_range shape felt norm_passes note",
+    "scalelong.skips.Row": "index path source coefficient coefficient_range shape felt norm_passes gain note",
     "scalelong.Alarm": "kind step",
     "scalelong.Limits": "",
     "scalelong.Evaluation": "",
@@ -82,7 +83,11 @@ ERRORS = (
 )
 COMMANDS = (
     "train sample evaluate compare report kappa theory robustness paper data presets doctor frontier coords transfer "
+<<<<<<< HEAD
     "tune campaign export probe"
+=======
+    "tune tune-skips freeze campaign"
+>>>>>>> 221e085 (feat: kappa auto, distill and freeze, tune-skips; tune writes a page)
 )
 
 

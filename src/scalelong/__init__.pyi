@@ -38,6 +38,7 @@ from scalelong.skips import Site as Site
 from scalelong.skips import SkipShape as SkipShape
 from scalelong.skips import apply as apply
 from scalelong.skips import describe as describe
+from scalelong.skips import distill as distill
 from scalelong.skips import find_skips as find_skips
 from scalelong.skips import fold as fold
 from scalelong.skips import load_scaling as load_scaling

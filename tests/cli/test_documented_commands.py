@@ -62,7 +62,9 @@ PARSED_ONLY = {
     r"data encode": "needs COCO and published weights, tested in tests/data/test_true_formats.py",
     r"evaluate .*--metrics .*fid": "computes features of Inception, DINOv2 or CLIP, tested in tests/evaluation",
     r"evaluate .*--step best": "needs a run that kept its best network, tested in tests/runs/test_evaluate_run.py",
+    r"tune-skips": "tested in tests/experiments/test_skip_search.py",
     r"tune": "trains many runs, tested in tests/experiments/test_tuning.py",
+    r"freeze": "needs a run of LS, tested in tests/experiments/test_freezing.py",
     r"campaign": "trains for hours, tested in tests/experiments/test_campaign.py",
 }
 INSTEAD = {

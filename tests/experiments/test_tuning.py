@@ -11,7 +11,7 @@ import scalelong
 from scalelong.cli import main
 from scalelong.errors import InvalidValueError
 from scalelong.experiments.halving import Score, halve, paired_differences
-from scalelong.experiments.tuning import candidates_of, parse_budget, tune_preset
+from scalelong.experiments.tuning import Budget, candidates_of, parse_budget, scores, tune_preset
 from tiny_runs import TINY, tiny_config
 
 
@@ -78,6 +78,47 @@ def test_a_budget_ends_the_search_before_the_rung_that_would_exceed_it():
         halve(["a"], lambda names, steps: {"a": Score((), "became non-finite")}, steps=80)
 
 
+def test_a_clock_that_runs_out_ends_the_search_after_the_first_rung():
+    def advance(names, steps):
+        return {name: Score((0.3, 0.31)) for name in names}
+
+    assert halve(["a", "b"], advance, steps=80, may_start=lambda cost: False).steps == 20
+    assert halve(["a", "b"], advance, steps=80, may_start=lambda cost: cost <= 20).steps == 40
+
+
+def test_the_best_is_compared_at_the_last_step_that_both_reached():
+    losses = {"a": (0.30, 0.32, 0.31), "b": (0.31, 0.33, 0.32), "c": (0.5, 0.52, 0.515)}
+
+    def advance(names, steps):
+        return {name: Score(tuple(value + 1 / steps for value in losses[name])) for name in names}
+
+    result = halve(list(losses), advance, steps=80, blocks=3)
+    assert (result.best, result["c"].steps) == ("a", 10)
+    assert result.gap("c").steps == 10
+    assert result.gap("c").loss.mean == pytest.approx(0.2017, abs=1e-3)
+    assert result.gap("a") is None
+    assert result.runner_up == "b"
+
+
+def outcomes(loss, norm=10.0, alarms=()):
+    return [{"loss": loss, "norm": norm, "alarms": list(alarms)} for _ in range(2)]
+
+
+def test_alarms_and_exploding_norms_drop_a_candidate():
+    found = scores({"a": outcomes(0.3), "b": outcomes(0.3, alarms=["loss"]), "c": outcomes(0.3, norm=200.0),
+                    "d": outcomes(float("nan")), "e": outcomes(0.4, norm=None)})  # fmt: skip
+    failed = {name: score.failed or "" for name, score in found.items()}
+    assert failed["a"] == failed["e"] == ""
+    assert "alarms (loss)" in failed["b"]
+    assert "norms 20 times" in failed["c"]
+    assert "non-finite" in failed["d"]
+
+
+def test_alarms_of_all_candidates_decide_nothing():
+    found = scores({"a": outcomes(0.3, alarms=["ratio"]), "b": outcomes(0.4, alarms=["ratio"]), "c": outcomes(None)})
+    assert [score.failed for score in found.values()] == [None, None, "became non-finite"]
+
+
 def test_tune_continues_a_loop_of_your_own_from_its_state():
     calls = []
 
@@ -110,7 +151,8 @@ def test_candidates_cover_what_is_searched_and_no_scaling():
 
 @pytest.mark.parametrize(("text", "steps"), [("2000steps", 2000), ("30s", 600), ("2m", 2400), ("0.5h", 36000)])
 def test_a_budget_is_a_number_of_steps_or_a_time(text, steps):
-    assert parse_budget(text, lambda: 0.1, jobs=2) == steps
+    budget = parse_budget(text, lambda: 0.1, jobs=2)
+    assert (budget.steps, budget.seconds is None) == (steps, text.endswith("steps"))
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-3m", "steps", "10"])
@@ -141,19 +183,25 @@ def test_the_command_searches_resumes_and_prints_the_command_to_train_with(tmp_p
         assert {s["name"] for s in found["standings"]} == {"none", "uniform"}
         assert found["steps"] == 8
         assert found["command"].startswith("scalelong train digits-uvit --scaling ")
+        assert "--set model.embed_dim=16" in found["command"]
+        assert set(found["against"]) == {"none", "uniform"} - {found["best"]}
+    page = (tmp_path / "report.html").read_text()
+    assert "is best of 2" in page
+    assert "data:image/png" in page
     assert len((tmp_path / "rungs.jsonl").read_text().splitlines()) == 4  # the second search trained nothing
 
 
 def test_a_search_takes_known_rungs_from_its_file(tmp_path, monkeypatch):
     config = tiny_config("digits-uvit", train__steps=8)
     candidates = candidates_of(config, ["scaling"], "none,uniform")
-    tune_preset(candidates, [0], tmp_path, budget=2, quiet=True)
+    tune_preset(candidates, [0], tmp_path, budget=Budget(2), quiet=True)
     monkeypatch.setattr("scalelong.experiments.tuning.run_jobs", None)  # any training would fail
-    assert tune_preset(candidates, [0], tmp_path, budget=2, quiet=True).result.steps == 2
+    assert tune_preset(candidates, [0], tmp_path, budget=Budget(2), quiet=True).result.steps == 2
 
 
-def test_the_documented_loop_runs():
+def test_the_documented_examples_run():
     page = (Path(__file__).resolve().parents[2] / "docs" / "tune.md").read_text(encoding="utf-8")
     names = {}
-    exec(page.split("```python\n")[1].split("```")[0], names)
+    for part in page.split("```python\n")[1:]:
+        exec(part.split("```")[0], names)
     assert names["result"].best == "lr 0.3"

@@ -16,6 +16,7 @@ from scalelong.cli.mup import coords, transfer
 from scalelong.cli.paper import paper
 from scalelong.cli.probe import probe
 from scalelong.cli.runs import compare, report, sample, train
+from scalelong.cli.skips import freeze, tune_skips
 from scalelong.cli.stability import kappa, robustness, theory
 from scalelong.cli.tune import tune
 from scalelong.version import __version__
@@ -64,6 +65,8 @@ COMMANDS = (
     coords,
     transfer,
     tune,
+    tune_skips,
+    freeze,
     paper,
     campaign,
 )

@@ -123,7 +123,7 @@ def transfer(
     from scalelong.experiments.scheduler import usable_cores
     from scalelong.experiments.transfer import measure_transfer
     from scalelong.report.figures import draw_transfer, save_figure
-    from scalelong.scaling import parse_scaling
+    from scalelong.scaling import parse_scaling, split_scalings
     from scalelong.training.presets import choose
 
     check_figure(figure)
@@ -135,7 +135,7 @@ def transfer(
     curves = measure_transfer(
         config, widths=_integers("--widths", widths), rates=rates, out=out,
         depths=_integers("--depths", depths) if depths else None,
-        scalings=[parse_scaling(word) for word in comma_words(scalings)] if scalings else None,
+        scalings=[parse_scaling(word) for word in split_scalings(scalings)] if scalings else None,
         parametrizations=comma_words(parametrizations), base_width=base_width, base_depth=base_depth,
         seeds=parse_seeds(seeds), jobs=jobs or usable_cores(),
     )  # fmt: skip

@@ -21,8 +21,8 @@ def train(
     scaling: Annotated[
         str | None,
         Option(
-            help="none, uniform, cs, cs-reverse, ls, stable or rezero; cs:0.5 sets κ, explicit:1,0.7,0.5 sets κ_1…κ_N. "
-            "Default: the preset's.",
+            help="none, uniform, cs, cs-reverse, ls, stable or rezero; cs:0.5 sets κ, auto chooses it, "
+            "explicit:1,0.7,0.5 sets κ_1…κ_N. Default: the preset's.",
             autocompletion=names.complete_scaling,
         ),
     ] = None,
@@ -77,6 +77,10 @@ def train(
     if (run := Run(folder)).exists:
         chosen = choose(begun.resumed(run.config), **options)
     if dry_run:
+        if chosen.scaling.unresolved:
+            from scalelong.training.auto import resolve_kappa
+
+            chosen = resolve_kappa(chosen)[0]
         typer.echo(chosen.to_json())
         typer.echo(f"run folder: {folder}", err=True)
         return
@@ -223,7 +227,7 @@ def compare(
         str,
         Option(
             help="The baseline first: none, uniform, cs, cs-reverse, ls, stable, rezero; cs:0.5 sets κ, "
-            "explicit:1,0.7,0.5 sets κ_1…κ_N.",
+            "auto chooses it, explicit:1,0.7,0.5 sets κ_1…κ_N.",
             autocompletion=names.complete_scaling,
         ),
     ] = "none,uniform,cs,ls",

@@ -46,6 +46,22 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class Rung:
+    """The losses of the candidates that were trained to `steps` and did not fail, one per block."""
+
+    steps: int
+    losses: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The loss of a candidate minus the best one's, at the last step that both reached."""
+
+    steps: int
+    loss: Estimate
+
+
+@dataclass(frozen=True)
 class Tuned:
     """The result of a search.
 
@@ -53,12 +69,28 @@ class Tuned:
     standings   all candidates, the best first
     steps       training steps of all candidates and blocks together
     grid_steps  what training all of them to the end would take
+    rungs       the losses at every rung
+    level       confidence of one interval, so that all of them hold together with the confidence of the search
     """
 
     best: str
     standings: tuple[Standing, ...]
     steps: int
     grid_steps: int
+    rungs: tuple[Rung, ...] = ()
+    level: float = CONFIDENCE
+
+    @property
+    def runner_up(self) -> str | None:
+        """The candidate that came next to the best one."""
+        return self.standings[1].name if len(self.standings) > 1 else None
+
+    def gap(self, name: str) -> Gap | None:
+        """Compare a candidate with the best one, paired by block; None if it failed at the first rung."""
+        for rung in reversed(self.rungs):
+            if name != self.best and {name, self.best} <= rung.losses.keys():
+                return Gap(rung.steps, paired_differences(rung.losses, self.best, self.level)[name])
+        return None
 
     @property
     def tied(self) -> tuple[str, ...]:
@@ -77,6 +109,7 @@ def halve(
     blocks: int = 1,
     budget: int | None = None,
     confidence: float = CONFIDENCE,
+    may_start: Callable[[int], bool] = lambda cost: True,
 ) -> Tuned:
     """Search among `names`.
 
@@ -86,6 +119,7 @@ def halve(
         blocks: Trainings per candidate, for counting steps.
         budget: Steps of all trainings together; a rung that would exceed it is not started. Default: no limit.
         confidence: Probability with which the best candidate survives every rung.
+        may_start: Whether a further rung of this many steps may start, for a limit on time.
     """
     names = list(names)
     if not names or len(set(names)) < len(names):
@@ -100,19 +134,20 @@ def halve(
         )
         raise invalid("the budget", expected, budget)
     level = 1 - (1 - confidence) / (RUNGS * max(1, len(names) - 1))
-    alive, spent, reached, placed = list(names), 0, 0, list[Standing]()
+    alive, spent, reached, placed, done = list(names), 0, 0, list[Standing](), list[Rung]()
     for rung in dict.fromkeys(rungs):
         cost = (rung - reached) * len(alive) * blocks
-        if budget is not None and spent + cost > budget:
+        if (budget is not None and spent + cost > budget) or (reached and not may_start(cost)):
             break
         found = advance(tuple(alive), rung)
         spent, reached = spent + cost, rung
+        done.append(Rung(rung, {name: found[name].losses for name in alive if not found[name].failed}))
         placed = [s for s in placed if s.dropped] + _placed(alive, found, rung, level)
         alive = [s.name for s in placed if not s.dropped]
         if len(alive) == 1:
             break  # decided
     ordered = sorted(placed, key=lambda s: (bool(s.dropped), -s.steps, math.inf if s.loss is None else s.loss))
-    return Tuned(ordered[0].name, tuple(ordered), spent, steps * len(names) * blocks)
+    return Tuned(ordered[0].name, tuple(ordered), spent, steps * len(names) * blocks, tuple(done), level)
 
 
 def _placed(alive: Sequence[str], found: Mapping[str, Score], steps: int, level: float) -> list[Standing]:

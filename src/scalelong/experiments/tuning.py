@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any
 from scalelong.errors import RunError, ScaleLongError, invalid, unknown
 from scalelong.experiments.halving import Score, Tuned, halve
 from scalelong.experiments.live import Live
-from scalelong.experiments.plan import Job
+from scalelong.experiments.plan import Job, trained_steps
 from scalelong.experiments.scheduler import Ending, make_slots, run_jobs, usable_cores, visible_gpus
 from scalelong.experiments.statistics import CONFIDENCE
 from scalelong.experiments.trials import TrialFile
@@ -45,10 +46,14 @@ class Tuning:
 
     result: Tuned
     candidates: tuple[Candidate, ...]
+    seeds: tuple[int, ...]
 
     @property
     def best(self) -> Candidate:
         return next(c for c in self.candidates if c.name == self.result.best)
+
+    def lr(self, name: str) -> float:
+        return next(c.config.train.lr for c in self.candidates if c.name == name)
 
 
 def candidates_of(config: Config, over: Sequence[str], scalings: str | None = None) -> tuple[Candidate, ...]:
@@ -65,6 +70,7 @@ def candidates_of(config: Config, over: Sequence[str], scalings: str | None = No
     if "scaling" in over:
         words = split_scalings(scalings or SCALINGS)
         specs += [parse_scaling(w, kappa=config.kappa if w in ("cs", "cs-reverse") else None) for w in words]
+        specs = [_resolved(config, spec) for spec in specs]
     if "kappa" in over:
         specs += [ConstantScaling(kappa) for kappa in _kappas(config)]
     rates = [config.train.lr * factor for factor in LR_FACTORS] if "lr" in over else [config.train.lr]
@@ -77,28 +83,40 @@ def candidates_of(config: Config, over: Sequence[str], scalings: str | None = No
     return tuple(found.values())
 
 
+def _resolved(config: Config, spec: Scaling) -> Scaling:
+    from scalelong.training.auto import resolve_kappa
+
+    return resolve_kappa(replace(config, scaling=spec))[0].scaling if spec.unresolved else spec
+
+
 def _kappas(config: Config) -> list[float]:
     import torch
 
-    from scalelong.kappa import estimate_kappa
     from scalelong.runs.run import build_network
     from scalelong.skips import find_sites
+    from scalelong.training.auto import data_range
     from scalelong.training.examples import Examples
 
     examples = Examples(config, config.data.split)
     shapes = examples.shapes
     with torch.device("meta"):
         skips = len(find_sites(build_network(override(config, {"scaling": NoScaling()}), shapes)))
-    count = min(len(examples), 2000)
-    images = examples.source.batch(torch.arange(count))
-    found = estimate_kappa(images, skips, process=examples.process, samples=10_000, latents=config.data.vae is not None)
+    found = data_range(config, examples, skips)
     step = (found.high - found.low) / (KAPPAS - 1)
     values = dict.fromkeys(round(found.low + k * step, 2) for k in range(KAPPAS))
-    return [value for value in values if value != 1]  # which is no scaling
+    return [value for value in values if 0 < value < 1]  # 1 is no scaling
 
 
-def parse_budget(text: str, seconds_per_step: Callable[[], float], jobs: int) -> int:
-    """`2000steps` or `30m`, `1h`, `90s` of wall time, as steps of all candidates together."""
+@dataclass(frozen=True)
+class Budget:
+    """Steps of all runs together, and seconds of wall time if it was given as a time."""
+
+    steps: int
+    seconds: float | None = None
+
+
+def parse_budget(text: str, seconds_per_step: Callable[[], float], jobs: int) -> Budget:
+    """`2000steps` or `30m`, `1h`, `90s` of wall time for all candidates together, with `jobs` of them in parallel."""
     for suffix, scale in (("steps", None), ("s", 1), ("m", 60), ("h", 3600)):
         number = text.strip().lower().removesuffix(suffix)
         if number != text.strip().lower():
@@ -107,21 +125,22 @@ def parse_budget(text: str, seconds_per_step: Callable[[], float], jobs: int) ->
             except ValueError:
                 break
             if value > 0 and math.isfinite(value):
-                return int(value) if scale is None else int(value * scale * jobs / seconds_per_step())
+                seconds = value * (scale or 0)
+                return (
+                    Budget(int(value)) if scale is None else Budget(int(seconds * jobs / seconds_per_step()), seconds)
+                )
     raise invalid("--budget", "a number of steps or a time such as 2000steps, 90s, 30m or 1h", text)
 
 
-def time_step(config: Config, steps: int = 8) -> float:
-    """Seconds per training step on this machine."""
-    from scalelong.training.examples import Examples
-    from scalelong.training.trainer import Trainer
+class _Clock:
+    """Whether a rung would end in time, judged by the steps of this process so far."""
 
-    trainer = Trainer(config, Examples(config, config.data.split))
-    trainer.step()
-    started = time.perf_counter()
-    for _ in range(steps):
-        trainer.step()
-    return (time.perf_counter() - started) / steps
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds, self.started, self.steps = seconds, time.monotonic(), 0
+
+    def allows(self, cost: int) -> bool:
+        elapsed = time.monotonic() - self.started
+        return self.seconds is None or elapsed * (1 + cost / max(1, self.steps)) <= self.seconds
 
 
 def tune_preset(
@@ -129,14 +148,14 @@ def tune_preset(
     seeds: Sequence[int],
     out: Path,
     *,
-    budget: int | None = None,
+    budget: Budget | None = None,
     confidence: float = CONFIDENCE,
     jobs: int | None = None,
     quiet: bool = False,
 ) -> Tuning:
     """Search among candidates in OUT/NAME-seedN. A second call resumes: what was trained is not trained again."""
     configs = {c.name: c.config for c in candidates}
-    known = TrialFile(out / "rungs.jsonl")
+    known, clock = TrialFile(out / "rungs.jsonl"), _Clock(budget.seconds if budget else None)
 
     def advance(names: Sequence[str], steps: int) -> dict[str, Score]:
         planned = [
@@ -145,14 +164,20 @@ def tune_preset(
             for name in names
         ]
         missing = [job for job in planned if _key(job) not in known.finished]
+        clock.steps += sum(steps - trained_steps(Run(job.folder)) for job in missing)
+        if missing and not quiet:
+            print(f"to step {steps}: {', '.join(names)}", file=sys.stderr, flush=True)
         for ending in _train(missing, out, jobs, quiet):
             known.run(_key(ending.job), partial(_result, ending))
         found = {name: [known.finished[_key(job)] for job in planned if job.variant == name] for name in names}
         return scores(found)
 
     steps = candidates[0].config.train.steps
-    result = halve(list(configs), advance, steps=steps, blocks=len(seeds), budget=budget, confidence=confidence)
-    return Tuning(result, tuple(candidates))
+    result = halve(
+        list(configs), advance, steps=steps, blocks=len(seeds), budget=budget.steps if budget else None,
+        confidence=confidence, may_start=clock.allows,
+    )  # fmt: skip
+    return Tuning(result, tuple(candidates), tuple(seeds))
 
 
 class InterruptedSearchError(ScaleLongError):

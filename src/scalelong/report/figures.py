@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scalelong.experiments.campaign_results import Results
     from scalelong.experiments.coords import Coordinates
     from scalelong.experiments.frontier_study import Row
+    from scalelong.experiments.halving import Tuned
     from scalelong.experiments.robustness import Robustness
     from scalelong.experiments.transfer import Curve
     from scalelong.kappa import Histogram, KappaEstimate
@@ -270,6 +271,29 @@ def draw_transfer(curves: Sequence[Curve]) -> Figure:
         ax.set(title=", ".join(panel), xlabel="learning rate", ylabel="validation loss")
         ax.legend(fontsize=8)
     figure.suptitle("Learning-rate transfer (dotted: the optimum; a diverged run is not drawn)")
+    return figure
+
+
+def draw_rungs(tuned: Tuned, title: str, xlabel: str, ylabel: str) -> Figure:
+    """Loss of every candidate at every rung (mean over blocks), and the final differences with their intervals."""
+    figure = new_figure(11, 4.2)
+    curves, gaps = figure.subplots(1, 2)
+    names = [s.name for s in tuned.standings]
+    for name, color in zip(names, cycle(_colors())):
+        points = [(r.steps, math.fsum(r.losses[name]) / len(r.losses[name])) for r in tuned.rungs if name in r.losses]
+        if points:
+            style, width = "o--" if tuned[name].dropped else "o-", 2.5 if name == tuned.best else 1
+            curves.plot(*zip(*points, strict=True), style, ms=3, lw=width, color=color, label=name)
+    curves.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    curves.legend(fontsize=7)
+    others = [(name, gap) for name in reversed(names) if (gap := tuned.gap(name)) is not None]
+    for k, (_, gap) in enumerate(others):
+        if gap.loss.low is not None and gap.loss.high is not None:
+            gaps.plot([gap.loss.low, gap.loss.high], [k, k], color=BLUE)
+        gaps.plot([gap.loss.mean], [k], "o", color=BLUE)
+    gaps.axvline(0, color="k", lw=1)
+    gaps.set_yticks(range(len(others)), [f"{name}, {gap.steps:,}" for name, gap in others], fontsize=8)
+    gaps.set(title=f"minus {tuned.best} (best)", xlabel="difference, paired")
     return figure
 
 

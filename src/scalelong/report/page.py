@@ -3,7 +3,8 @@
 import base64
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from scalelong.experiments.comparison import Comparison, measure_run
 from scalelong.files import check_target, write_text
 from scalelong.report import sections
 from scalelong.report.charts import charts, metrics, styles
-from scalelong.report.findings import findings
+from scalelong.report.findings import Findings, findings
 from scalelong.report.markup import Markup, element, json_script, raw_script
 from scalelong.report.pictures import pictures
 from scalelong.report.read import RunView, differing_keys, is_scaling_key, labels, read_runs
@@ -34,8 +35,49 @@ def write_report(paths: Sequence[Path | str], out: Path | str) -> Path:
     return out
 
 
-def render(views: Sequence[RunView]) -> str:
-    """The page as text."""
+@dataclass(frozen=True)
+class Choice:
+    """What a search found, for the top of a page: a summary, the line above it, a table, pictures with captions."""
+
+    summary: Findings
+    facts: Sequence[str]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    command: str
+    pictures: Mapping[str, Path] = field(default_factory=dict)
+
+    def section(self) -> Markup | None:
+        head = element("tr", [element("th", column, scope="col") for column in self.columns])
+        body = [element("tr", [element("td", cell) for cell in row]) for row in self.rows]
+        shown = [
+            element(
+                "figure",
+                element("img", src=_data_url(path), alt=caption, style="max-width:100%"),
+                element("figcaption", caption),
+                class_="wide",
+            )
+            for caption, path in self.pictures.items()
+        ]
+        table = element("div", element("div", element("table", element("thead", head), element("tbody", body))))
+        return sections.section("search", "Search", "", element("pre", element("code", self.command)), table, shown)
+
+
+def write_choice(choice: Choice, out: Path | str, runs: Sequence[Path | str] = ()) -> Path:
+    """Write the page of a search, followed by the report of `runs`. Returns its path."""
+    check_target(out)
+    text = render(read_runs(runs), choice) if runs else _document(choice.summary.headline, [
+        sections.headline(choice.summary, choice.facts, {}), element("main", choice.section()),
+    ])  # fmt: skip
+    write_text(Path(out), text)
+    return Path(out)
+
+
+def _data_url(picture: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode("ascii")
+
+
+def render(views: Sequence[RunView], choice: Choice | None = None) -> str:
+    """The page as text. A choice replaces the headline and comes first."""
     comparison = compare_views(views)
     drawn = charts(views, comparison)
     settings = [view.run.settings for view in views]
@@ -44,13 +86,14 @@ def render(views: Sequence[RunView]) -> str:
     data = _common(views, "data.name") or "several datasets"
     data = Path(data).name if Path(data).is_absolute() else data
     steps = max(view.run.logged_step for view in views)
-    summary = findings(comparison, labels(views), steps, data)
+    summary = choice.summary if choice else findings(comparison, labels(views), steps, data)
     sources = ", ".join(view.name for view in views[:6]) + (" …" if len(views) > 6 else "")
     unfinished = {view.name: _progress(view) for view in views if not view.finished}
     body = [
-        sections.headline(summary, _facts(views, data, steps), unfinished),
+        sections.headline(summary, choice.facts if choice else _facts(views, data, steps), unfinished),
         sections.legend(views),
         element("main", [
+            choice.section() if choice else None,
             sections.samples(views, pictures([view.run for view in views])),
             sections.results(comparison, views, drawn),
             sections.curves(drawn, only_scaling_differs, comparison.baseline if comparison else "", metrics(views)),
@@ -98,12 +141,14 @@ def _progress(view: RunView) -> str:
     return f"{reached}: {view.run.failure}" if view.run.failure else reached
 
 
-def _document(title: str, body: Sequence[Markup | None], data: object) -> str:
+def _document(title: str, body: Sequence[Markup | None], data: object = None) -> str:
     parts = "\n".join(map(_asset, SCRIPTS))
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     # The page loads nothing and runs no other script, whatever the name of a run contains.
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    if data is None:  # nothing to draw
+        policy = policy.partition("; script-src")[0]
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -113,8 +158,9 @@ def _document(title: str, body: Sequence[Markup | None], data: object) -> str:
         element("title", f"{title} — scalelong"),
         raw_script("style", _asset("page.css")),
     )
-    scripts = [json_script("data", data), raw_script("script", script)]
-    noscript = element("noscript", element("p", "A script in this page draws the charts, and scripts are disabled."))
+    scripts = [] if data is None else [json_script("data", data), raw_script("script", script)]
+    without = element("p", "A script in this page draws the charts, and scripts are disabled.")
+    noscript = element("noscript", without) if scripts else None
     return f"<!DOCTYPE html>\n{element('html', head, element('body', noscript, body, scripts), lang='en')}\n"
 
 

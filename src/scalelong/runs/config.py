@@ -305,15 +305,22 @@ FREE = (
 def differences(stored: Config, new: Config) -> list[str]:
     """Return `key: stored → new` for every setting that a resumed run must not change.
 
-    Precision `auto` continues with the one that the run started with.
+    Precision `auto` and scaling `auto` continue with what the run started with.
     """
-    before, after = flatten(stored.to_dict()), flatten(new.to_dict())
+    before, after = flatten(stored.to_dict()), flatten(kept_kappa(new, stored).to_dict())
     if after["train.precision"] == "auto":
         after["train.precision"] = before["train.precision"]
     keys = [k for k in {**before, **after} if not any(k == free or k.startswith(free + ".") for free in FREE)]
     if after.get("train.precision") == "auto":  # stands for what the run started with
         keys.remove("train.precision")
     return [f"{k}: {before.get(k)!r} → {after.get(k)!r}" for k in sorted(keys) if before.get(k) != after.get(k)]
+
+
+def kept_kappa(new: Config, stored: Config) -> Config:
+    """Return `new` with the kappa that scaling `auto` chose when the run of `stored` began."""
+    if not new.scaling.unresolved or stored.scaling.kind != new.scaling.kind:
+        return new
+    return dataclasses.replace(new, scaling=stored.scaling, kappa=stored.kappa)
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

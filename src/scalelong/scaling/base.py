@@ -84,7 +84,9 @@ class Scaling:
         factor: Whether it multiplies the skip by κ_i and does nothing else.
         joins: The joins that it makes sense for: "cat", "add" or both.
         freezes: Whether only its own parameters train.
+        distills: Whether it computes κ_i from the input, so that `distill` can replace it by their means.
         is_identity: Whether this spec changes nothing.
+<<<<<<< HEAD
 
     Examples:
         >>> spec = scalelong.ConstantScaling(0.5)
@@ -104,6 +106,10 @@ class Scaling:
         'ls-reduction-4'
         >>> scalelong.LearnableScaling(reduction=4).label_against(scalelong.LearnableScaling(reduction=4))
         'ls'
+=======
+        unresolved: Whether its coefficients are chosen when a network is scaled: `ConstantScaling("auto")`.
+        label: Short name for folders and tables, such as `cs-0.7`.
+>>>>>>> 221e085 (feat: kappa auto, distill and freeze, tune-skips; tune writes a page)
     """
 
     kind: ClassVar[str] = ""
@@ -117,6 +123,7 @@ class Scaling:
     factor: ClassVar[bool] = True
     joins: ClassVar[tuple[str, ...]] = ("cat", "add")
     freezes: ClassVar[bool] = False
+    distills: ClassVar[bool] = False
     is_identity: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -129,6 +136,14 @@ class Scaling:
     def label(self) -> str:
         """Short name for folders and tables, such as `cs-0.7`."""
         return self.kind
+
+    @property
+    def word(self) -> str:
+        """Return the short form that `parse_scaling` reads: `cs:0.7`, `explicit:1,0.7`. Other options are left out."""
+        value = self.to_dict().get(self.argument) if self.argument else None
+        items = value if isinstance(value, list) else [value]
+        text = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in items)
+        return self.kind if value is None else f"{self.kind}:{text}"
 
     def label_against(self, usual: Scaling) -> str:
         """Return the label, with what differs from `usual` instead of from the defaults.
@@ -156,9 +171,13 @@ class Scaling:
         )
 
     @property
-    def needs_example(self) -> bool:
-        """Whether its initial weights are measured on an example input."""
+    def unresolved(self) -> bool:
         return False
+
+    @property
+    def needs_example(self) -> bool:
+        """Whether its initial weights or coefficients are measured on an example input."""
+        return self.unresolved
 
     @classmethod
     def short_options(cls, name: str, text: str) -> dict[str, Any] | None:

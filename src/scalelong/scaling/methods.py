@@ -68,6 +68,10 @@ class NormScaling(Scaling):
         for name, value in (("norm", norm), ("over", over), ("gain", gain), ("init", init)):
             object.__setattr__(self, name, value)
 
+    @property
+    def word(self) -> str:
+        return f"{self.kind}:{self.norm}"
+
     def __repr__(self) -> str:
         return f"NormScaling(kind={self.norm!r}, over={self.over!r}, gain={self.gain!r}, init={self.init!r})"
 
@@ -419,6 +423,8 @@ class ComposedScaling(Scaling):
         for k, part in enumerate(parts):
             if part.acts_on != "skips" or isinstance(part, ComposedScaling):
                 raise InvalidValueError(f"{part} cannot be composed: it does not act on long skips")
+            if part.unresolved:
+                raise InvalidValueError(f"{part} cannot be composed: apply it alone first and compose what it chose")
             for before in parts[:k]:
                 if before.family == part.family:
                     both = "both weight the skip against the backbone" if part.family == "weight" else "are of one kind"

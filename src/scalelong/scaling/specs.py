@@ -37,6 +37,8 @@ from scalelong.scaling.base import kappa_notices as kappa_notices
 if TYPE_CHECKING:
     from scalelong.scaling.modules import SkipScaling
 
+AUTO = "auto"  # instead of kappa: chosen for the data and the network
+
 
 @dataclass(frozen=True)
 class NoScaling(FixedScaling):
@@ -93,6 +95,7 @@ class UniformScaling(FixedScaling):
 class ConstantScaling(FixedScaling):
     """CS, Eq. 8: κ_i = κ^(i−1).
 
+<<<<<<< HEAD
     Args:
         kappa: κ. The paper recommends 0.5 to 0.95; `estimate_kappa` proposes one for your data.
         reverse: κ_i = κ^(N−i+1), Table 4's order.
@@ -105,13 +108,21 @@ class ConstantScaling(FixedScaling):
         (0.0625, 0.125, 0.25, 0.5)
         >>> scalelong.ConstantScaling(innermost=0.25).base(num := 3), scalelong.ConstantScaling(0.7).base(num)
         (0.5, 0.7)
+=======
+    `innermost` instead of `kappa` sets κ_N itself: κ_i = innermost^((i−1)/(N−1)), the same end points at any depth.
+    `kappa="auto"` is chosen when a network is scaled, from an example input (docs/tune.md).
+>>>>>>> 221e085 (feat: kappa auto, distill and freeze, tune-skips; tune writes a page)
     """
 
-    kappa: float | None = None
+    kappa: float | str | None = None
     reverse: bool = False
     innermost: float | None = None
     kind: ClassVar[str] = "cs"
-    aliases: ClassVar[dict[str, dict[str, Any]]] = {"cs-reverse": {"reverse": True}, "cs-innermost": {}}
+    aliases: ClassVar[dict[str, dict[str, Any]]] = {
+        "cs-reverse": {"reverse": True},
+        "cs-innermost": {},
+        "auto": {"kappa": AUTO},
+    }
     kappa_option: ClassVar[str | None] = "kappa"
 
     def __post_init__(self) -> None:
@@ -121,6 +132,12 @@ class ConstantScaling(FixedScaling):
             raise InvalidValueError(f"innermost = {self.innermost!r} excludes kappa and reverse; give one of them")
         if getattr(self, name) is None:
             raise invalid("kappa", "given for scaling 'cs'", None, "use cs:0.7 or cs-innermost:0.1, for example")
+        if self.unresolved:
+            if self.reverse:
+                raise invalid("reverse", 'False with kappa="auto"', True)
+            return
+        if isinstance(self.kappa, str):
+            raise invalid("kappa", 'a finite number > 0 or "auto"', self.kappa)
         object.__setattr__(self, name, value := finite(name, getattr(self, name), positive=True))
         if value > 1:
             warnings.warn(f"{name} = {value:g} {TOO_LARGE}", ScalingWarning, stacklevel=3)
@@ -128,16 +145,28 @@ class ConstantScaling(FixedScaling):
     def __repr__(self) -> str:
         if self.innermost is not None:
             return f"ConstantScaling(innermost={self.innermost})"
-        return f"ConstantScaling(kappa={self.kappa}, reverse={self.reverse})"
+        return f"ConstantScaling(kappa={self.kappa!r}, reverse={self.reverse})"
+
+    @property
+    def unresolved(self) -> bool:
+        return self.kappa == AUTO
 
     @property
     def label(self) -> str:
         if self.innermost is not None:
             return f"cs-innermost-{self.innermost:g}"
-        return f"cs{'-reverse' if self.reverse else ''}-{self.kappa:g}"
+        return f"cs{'-reverse' if self.reverse else ''}-{self.kappa if self.unresolved else format(self.kappa, 'g')}"
+
+    @property
+    def word(self) -> str:
+        value = self.kappa if self.innermost is None else self.innermost
+        name = "cs-innermost" if self.innermost is not None else "cs-reverse" if self.reverse else "cs"
+        return f"{name}:{value if self.unresolved else format(value, 'g')}"
 
     @classmethod
     def short_options(cls, name: str, text: str) -> dict[str, Any] | None:
+        if text.strip() == AUTO and name == cls.kind:
+            return {"kappa": AUTO}
         options = super().short_options(name, text)
         return {"innermost": options["kappa"]} if options and name == "cs-innermost" else options
 
@@ -155,8 +184,11 @@ class ConstantScaling(FixedScaling):
         """
         if self.innermost is not None:
             return self.innermost ** (1 / max(1, n - 1))
-        assert self.kappa is not None
-        return self.kappa
+        if isinstance(self.kappa, float):
+            return self.kappa
+        raise InvalidValueError(
+            f"{self} has no coefficients yet: scalelong.apply(net, {AUTO!r}, example=(x, t)) chooses kappa"
+        )
 
     def coefficients(self, n: int) -> tuple[float, ...]:
         if self.innermost is not None:
@@ -198,6 +230,7 @@ class LearnableScaling(Scaling):
     gate: str | None = None
     init: str = "paper"
     kind: ClassVar[str] = "ls"
+    distills: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of("calibration", self.calibration, ("se", "ie", "scalar"))

@@ -3,6 +3,7 @@
 from scalelong.scaling import SkipShape
 from scalelong.skips.application import apply, parameters, remove, set_coefficients, unscaled
 from scalelong.skips.description import Description, Row, describe
+from scalelong.skips.distillation import Distillation, distill
 from scalelong.skips.finders import find_sites, register_adapter
 from scalelong.skips.folding import fold
 from scalelong.skips.found import FoundSkips, find_skips
@@ -11,7 +12,7 @@ from scalelong.skips.sites import Join, Site
 from scalelong.skips.storage import load_scaling, save_scaling
 
 __all__ = [
-    "Description", "FoundSkips", "Join", "Row", "Site", "SkipShape", "apply", "describe", "find_sites", "find_skips",
-    "fold", "load_scaling", "parameters", "register_adapter", "remove", "save_scaling", "scale_skip", "scaling_of",
-    "set_coefficients", "unscaled",
+    "Description", "Distillation", "FoundSkips", "Join", "Row", "Site", "SkipShape", "apply", "describe", "distill",
+    "find_sites", "find_skips", "fold", "load_scaling", "parameters", "register_adapter", "remove", "save_scaling",
+    "scale_skip", "scaling_of", "set_coefficients", "unscaled",
 ]  # fmt: skip

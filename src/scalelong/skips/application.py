@@ -48,7 +48,8 @@ def apply(
         net: A network that scalelong knows or that declares `long_skips`; any other one together with `example`.
         scaling: A spec such as `ConstantScaling(0.7)` or `LearnableScaling()`, or its short name.
         example: The arguments of one call: a tuple `(x, t)`, a dictionary by name, or both as a pair. The network runs
-            once to find its long skips (see `find_skips`), or to check and complete `sites`.
+            once to find its long skips (see `find_skips`), or to check and complete `sites`. `ConstantScaling("auto")`
+            chooses kappa on it: pass noisy training images.
         sites: The long skips of an unknown network, outermost first (see `Site` and `register_adapter`).
         placement: "join" scales the skip where it joins the backbone. "after_norm" scales it after the normalization
             of the concatenation, for networks whose norm would cancel κ_i (`describe` measures that).
@@ -68,7 +69,9 @@ def apply(
     root = unwrapped(net)
     spec = parse_scaling(scaling)
     if spec.needs_example and example is None:
-        raise invalid("example", f"the arguments of one call, (x, t), on which {spec} is measured", None)
+        hint = f"build the network without a scaling, then scalelong.apply(net, {spec.kind!r}, …, example=(x, t))"
+        hint = hint.replace(f"{spec.kind!r}, …", 'ConstantScaling("auto")') if spec.unresolved else ""
+        raise invalid("example", f"the arguments of one call, (x, t), on which {spec} is measured", None, hint)
     _warn_of_phase(root, spec)
     return apply_quietly(net, spec, example=example, sites=sites, placement=placement, replace=replace)
 
@@ -100,6 +103,10 @@ def apply_quietly(
             if spec.is_identity:
                 return net
             _check_norms(found, placement, looked_for=sites is None or example is not None)
+            if spec.unresolved:
+                from scalelong.skips.auto import auto_scaling
+
+                spec = auto_scaling(root, found, placement, example)
             _check_joins(found, spec, placement)
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # LS is drawn, the random state is kept
                 scaler = spec.build([site.shape for site in found])

@@ -39,6 +39,8 @@ class Row:
         shape: The skip's shape on the example.
         felt: Relative change of the consumer's output per relative change of κ_i (1 = proportional).
         norm_passes: Share of that change left after the norm of the concatenation (None: no such norm).
+        gain: Path gain of the skip: relative change of h_0, the output of the outermost skip's consumer, per relative
+            change of κ_i.
         note: What that means.
     """
 
@@ -50,6 +52,7 @@ class Row:
     shape: tuple[int, ...] | None = None
     felt: float | None = None
     norm_passes: float | None = None
+    gain: float | None = None
     note: str = ""
 
 
@@ -134,7 +137,7 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
     ]
     if example or kwargs:
         with evaluating(outer):
-            rows = _measure(rows, root, sites, placement, lambda: outer(*example, **kwargs))
+            rows = measure_rows(rows, root, sites, placement, lambda: outer(*example, **kwargs))
     hint = ""
     if scaler is None and (recorded := recorded_scaling(root)) is not None:
         former = parse_scaling(recorded.get("scaling"))
@@ -161,7 +164,9 @@ class _Nudge(SkipScaling):
         return 1.0 + self.delta if i == self.index else 1.0
 
 
-def _measure(rows: list[Row], root: nn.Module, sites: list[Site], placement: str, call: Callable[[], Any]) -> list[Row]:
+def measure_rows(
+    rows: list[Row], root: nn.Module, sites: list[Site], placement: str, call: Callable[[], Any]
+) -> list[Row]:
     """Add what a nudge of each κ_i, after the network's own scaling and at the same place, does on the example."""
     first = next((p for p in root.parameters() if p.is_floating_point()), None)
     exact = first is None or first.dtype in (torch.float32, torch.float64)
@@ -179,9 +184,11 @@ def _measure(rows: list[Row], root: nn.Module, sites: list[Site], placement: str
             nudged, passes = _Nudge(i, delta), None
             _run(nudged, root, sites, placement, call)
             felt = _relative_change(nudged.outputs.get(i), plain.outputs.get(i)) / delta
+            gain = _relative_change(nudged.outputs.get(1), plain.outputs.get(1)) / delta
             if site.norm is not None:
                 passes = _relative_change(nudged.norms.get(i), plain.norms.get(i)) / delta
-            row = dataclasses.replace(row, shape=shape, felt=felt, norm_passes=passes, note=_note(felt, passes))
+            results = {"shape": shape, "felt": felt, "norm_passes": passes, "gain": gain}
+            row = dataclasses.replace(row, **results, note=_note(felt, passes))  # type: ignore[arg-type]
             if plain.dead.get(i):
                 note = "κ_i does not depend on the input and gets no gradient: all hidden units of its calibration "
                 note += "network are inactive (the default LearnableScaling() prevents that)"
@@ -198,7 +205,7 @@ def _run(nudge: _Nudge, root: nn.Module, sites: list[Site], placement: str, call
     try:
         handles += attach(root, sites, nudge, placement=placement)
         for i, site in enumerate(sites, start=1):
-            if nudge.index not in (None, i):
+            if nudge.index not in (None, i) and i != 1:
                 continue
             consumer = root if site.path == ROOT else root.get_submodule(site.path)
             handles.append(consumer.register_forward_hook(partial(_keep, nudge.outputs, i, None)))

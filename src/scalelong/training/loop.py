@@ -16,7 +16,7 @@ import torch
 
 from scalelong.errors import RunError
 from scalelong.files import check_target, read_json
-from scalelong.runs.config import Config, differences
+from scalelong.runs.config import Config, differences, kept_kappa
 from scalelong.runs.logs import JsonLines
 from scalelong.runs.resources import recorded
 from scalelong.runs.run import STEP, Run
@@ -80,9 +80,16 @@ def train(
     if config.train.precision == "auto":  # a resumed run keeps what it started with, on any machine
         stored = run.config.train.precision if run.exists else "auto"
         config = replace(config, train=replace(config.train, precision=choose_precision(stored)))
+    config = kept_kappa(config, run.config) if run.exists else config
     with explained(config, run):
         # Data is ready before the processes join: one prepares it, the others wait for files, not in a collective.
         examples, held_out = Examples(config, config.data.split), held_out_examples(config)
+        if config.scaling.unresolved:
+            from scalelong.training.auto import resolve_kappa
+
+            config, chosen = resolve_kappa(config, examples)
+            if not quiet and os.environ.get("RANK", "0") == "0":
+                print(f"scaling auto: kappa = {chosen.kappa:g}: {chosen.reason}", file=sys.stderr)
         trainer = Trainer(config, examples, Own(loss, optimizer, metrics))
         main = trainer.accelerator.is_main_process
         with run.locked() if main else nullcontext():

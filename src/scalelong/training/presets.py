@@ -64,7 +64,9 @@ def choose(
         kappa = config.kappa
     spec = config.scaling if word is None else parse_scaling(word, kappa=kappa)
     own_kappa = getattr(spec, spec.kappa_option) if spec.kappa_option else None
-    if word is not None and ":" in word and own_kappa is not None:  # cs:0.5 is the same config as cs with kappa=0.5
+    if (
+        word is not None and ":" in word and isinstance(own_kappa, float)
+    ):  # cs:0.5 is the same config as cs with kappa=0.5
         config = replace(config, kappa=own_kappa)
     hints, names = typing.get_type_hints(type(spec)), [f.name for f in fields(spec)]
     for key, text in own.items():

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from scalelong.files import cache_dir, read_json, write_text
+from scalelong.models.registry import Shapes
+from scalelong.runs.config import Config
 from scalelong.training.presets import PRESETS, expected_shapes, sizes
 
 FLOP = 8e9  # per timed step, at most: a fraction of a second on one core
@@ -79,7 +81,8 @@ def measure_speed(device: Any, progress: Progress) -> Speed:
     for name in progress(timed(), "timing training steps"):
         size, kind = known[name], PRESETS[name].config.model.kind
         batch = max(1, min(size["batch_size"], int(FLOP / (size["flop_per_step"] / size["batch_size"]))))
-        seconds[name] = _step_seconds(name, batch, device) * size["batch_size"] / batch
+        config = PRESETS[name].config
+        seconds[name] = step_seconds(config, expected_shapes(config), batch, device) * size["batch_size"] / batch
         if size["flop_per_step"] > largest.get(kind, 0.0):
             largest[kind], flops[kind] = size["flop_per_step"], size["flop_per_step"] / seconds[name]
     when, version = time.strftime("%Y-%m-%d"), metadata.version("torch")
@@ -88,15 +91,13 @@ def measure_speed(device: Any, progress: Progress) -> Speed:
     return speed
 
 
-def _step_seconds(name: str, batch: int, device: Any) -> float:
+def step_seconds(config: Config, shapes: Shapes, batch: int, device: Any) -> float:
     """Return the time of a step: forward, backward, clipping, AdamW and EMA on random images."""
     import torch
 
     from scalelong.models.registry import get_model
     from scalelong.runs.run import build_network
 
-    config = PRESETS[name].config
-    shapes = expected_shapes(config)
     net = build_network(config, shapes).to(device).train()
     denoise, parameters = get_model(config.model.kind).adapt(net), list(net.parameters())
     averages, optimizer = [p.detach().clone() for p in parameters], torch.optim.AdamW(parameters, lr=1e-4)
