@@ -83,11 +83,7 @@ ERRORS = (
 )
 COMMANDS = (
     "train sample evaluate compare report kappa theory robustness paper data presets doctor frontier coords transfer "
-<<<<<<< HEAD
-    "tune campaign export probe"
-=======
-    "tune tune-skips freeze campaign"
->>>>>>> 221e085 (feat: kappa auto, distill and freeze, tune-skips; tune writes a page)
+    "tune tune-skips freeze campaign export probe"
 )
 
 

@@ -86,7 +86,6 @@ class Scaling:
         freezes: Whether only its own parameters train.
         distills: Whether it computes κ_i from the input, so that `distill` can replace it by their means.
         is_identity: Whether this spec changes nothing.
-<<<<<<< HEAD
 
     Examples:
         >>> spec = scalelong.ConstantScaling(0.5)
@@ -106,10 +105,6 @@ class Scaling:
         'ls-reduction-4'
         >>> scalelong.LearnableScaling(reduction=4).label_against(scalelong.LearnableScaling(reduction=4))
         'ls'
-=======
-        unresolved: Whether its coefficients are chosen when a network is scaled: `ConstantScaling("auto")`.
-        label: Short name for folders and tables, such as `cs-0.7`.
->>>>>>> 221e085 (feat: kappa auto, distill and freeze, tune-skips; tune writes a page)
     """
 
     kind: ClassVar[str] = ""
@@ -172,6 +167,7 @@ class Scaling:
 
     @property
     def unresolved(self) -> bool:
+        """Whether its coefficients are chosen when a network is scaled: `ConstantScaling("auto")`."""
         return False
 
     @property

@@ -95,9 +95,9 @@ class UniformScaling(FixedScaling):
 class ConstantScaling(FixedScaling):
     """CS, Eq. 8: κ_i = κ^(i−1).
 
-<<<<<<< HEAD
     Args:
-        kappa: κ. The paper recommends 0.5 to 0.95; `estimate_kappa` proposes one for your data.
+        kappa: κ. The paper recommends 0.5 to 0.95; `estimate_kappa` proposes one for your data, and
+            "auto" chooses one when a network is scaled with an example input (docs/tune.md).
         reverse: κ_i = κ^(N−i+1), Table 4's order.
         innermost: Instead of `kappa`, κ_N itself: κ_i = innermost^((i−1)/(N−1)), the same end points at any depth.
 
@@ -108,10 +108,6 @@ class ConstantScaling(FixedScaling):
         (0.0625, 0.125, 0.25, 0.5)
         >>> scalelong.ConstantScaling(innermost=0.25).base(num := 3), scalelong.ConstantScaling(0.7).base(num)
         (0.5, 0.7)
-=======
-    `innermost` instead of `kappa` sets κ_N itself: κ_i = innermost^((i−1)/(N−1)), the same end points at any depth.
-    `kappa="auto"` is chosen when a network is scaled, from an example input (docs/tune.md).
->>>>>>> 221e085 (feat: kappa auto, distill and freeze, tune-skips; tune writes a page)
     """
 
     kappa: float | str | None = None
@@ -149,6 +145,7 @@ class ConstantScaling(FixedScaling):
 
     @property
     def unresolved(self) -> bool:
+        """Whether kappa is still "auto"."""
         return self.kappa == AUTO
 
     @property

@@ -95,9 +95,15 @@ def distill(net: nn.Module, examples: Iterable[Any] = (), *, loss: Losses | None
         loss: `loss(net, example)` returns the loss of each sample, or of the batch. It is called on every example
             before and after.
 
+    Returns:
+        The constants, the spread of κ_i that they lose, and the change in output and loss.
+
     Example:
-        >>> print(scalelong.distill(net, [(x_t, t) for x_t, t in batches]))
-        >>> scalelong.save_scaling(net, folder)
+        >>> net = scalelong.UViT(img_size=8, embed_dim=32, depth=4, num_heads=2, scaling="ls").eval()
+        >>> batches = [(torch.randn(4, 3, 8, 8), torch.linspace(1, 999, 4)) for _ in range(2)]
+        >>> result = scalelong.distill(net, batches)
+        >>> result.scaling == scalelong.ExplicitScaling([skip.coefficient for skip in result.skips])
+        True
     """
     root = scaled_root(net)
     scaler = scaling_of(root)
