@@ -71,5 +71,5 @@ COMMANDS = (
     campaign,
 )
 for command in COMMANDS:
-    app.command(cls=Command)(command)
+    app.command(command.__name__.replace("_", "-"), cls=Command)(command)
 app.add_typer(data_app, name="data", cls=Group)
