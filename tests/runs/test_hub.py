@@ -73,7 +73,10 @@ def test_runs_and_pipelines_go_to_the_hub_and_come_back_equal(tmp_path):
     ):
         assert said in card
     assert {"config.json", "curves.svg", "samples/samples.png", "model/scaling.json"} <= set(files)
-    assert "model_index.json" in hub.repos["me/tuned"]
+    tuned = hub.repos["me/tuned"]
+    assert "model_index.json" in tuned
+    assert "SkipTuning" in tuned["README.md"].decode()
+    assert 'from_pretrained("me/tuned")' in tuned["README.md"].decode()
 
 
 def test_the_card_has_every_metric_with_its_conditions_and_no_path_of_this_machine(tmp_path):

@@ -6,8 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scalelong.errors import HubError, invalid, one_line
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def upload(
@@ -39,6 +43,35 @@ def download(
                 repo_id, revision=revision, token=token, cache_dir=cache_dir, ignore_patterns=list(ignore) or None
             )
         )
+
+
+def pipeline_card(net: nn.Module, repo_id: str, licence: str) -> str:
+    """The README.md of a pipeline: what the network is, its long skips with κ, and how to open it."""
+    from scalelong.skips import describe
+
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    return f"""---
+license: {licence}
+library_name: scalelong
+tags:
+- diffusion
+- scalelong
+---
+
+# {repo_id.split("/")[-1]}
+
+A diffusers pipeline with scaled long skips: {type(net).__name__}, {parameters:,} parameters.
+
+```python
+from scalelong import ScaleLongPipeline
+
+pipe = ScaleLongPipeline.from_pretrained("{repo_id}")
+```
+
+```
+{describe(net)}
+```
+"""
 
 
 def check_repo_id(repo_id: str) -> None:

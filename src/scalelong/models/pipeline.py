@@ -4,6 +4,7 @@
 # and versions 0.33 to 0.35 only from classes and typing.Optional.
 import importlib
 import json
+import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -273,25 +274,35 @@ class ScaleLongPipeline(DiffusionPipeline):
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         write_code(folder, index)
 
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
-        """Upload the pipeline with its scaling. `run.push_to_hub` also uploads logs and a card.
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, token: str | None = None,
+        commit_message: str = "Upload ScaleLongPipeline", create_pr: bool = False, licence: str = "apache-2.0",
+    ) -> str:  # fmt: skip
+        """Upload the pipeline with its scaling and a short card. `run.push_to_hub` uploads logs and a full card too.
 
         Args:
             repo_id: owner/name; created if it does not exist.
-            **kwargs: As of diffusers' `push_to_hub`: `private`, `token`, `commit_message`, `create_pr`.
+            private: Whether a new repository is private. Default: the account's.
+            token: An access token with the right to write. Default: that of `hf auth login` or $HF_TOKEN.
+            commit_message: The message of the commit.
+            create_pr: Open a pull request instead of committing.
+            licence: The licence of the network, as the hub spells it.
 
         Returns:
-            The address.
+            The address of the commit.
 
         Examples:
             >>> pipe = scalelong.load_run("digits").pipeline()
             >>> pipe.push_to_hub("somebody/digits-cs", private=True)  # doctest: +SKIP
         """
-        from scalelong.models.hub import check_repo_id, hub_errors
+        from scalelong.models.hub import check_repo_id, pipeline_card, upload
 
         check_repo_id(repo_id)
-        with hub_errors(repo_id, "upload to"):
-            return str(super().push_to_hub(repo_id, **kwargs))
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            (Path(folder) / "README.md").write_text(pipeline_card(self.unet, repo_id, licence), encoding="utf-8")
+            options = {"private": private, "token": token, "message": commit_message, "create_pr": create_pr}
+            return upload(folder, repo_id, **options)  # type: ignore[arg-type]
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **kwargs: Any) -> "ScaleLongPipeline":
