@@ -18,7 +18,7 @@ RUNS = {
 }
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=["unet", pytest.param("uvit", marks=pytest.mark.slow)])
 def run(request, tmp_path_factory):
     from scalelong import parse_scaling
 
@@ -41,6 +41,7 @@ def test_onnx_runs_without_torch_and_equals_the_network(run, tmp_path):
     assert np.abs(output - expected.numpy()).max() < 1e-4
 
 
+@pytest.mark.slow  # the command below does the same with the shipped network
 def test_a_torch_export_program_equals_the_network(run, tmp_path):
     made = export_run(run, "torch-export", tmp_path / "model.pt2")
     assert made.difference < 1e-4

@@ -1,9 +1,5 @@
 """The network that comes with the package, and where a run is looked for."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -31,10 +27,10 @@ def test_its_samples_are_the_digits_that_were_asked_for(tmp_path, monkeypatch):
     data = load_digits()
     judge = SVC(gamma=0.001, C=10).fit(data.data, data.target)
     samples = np.concatenate(
-        list(scalelong.load_run("digits").generate(Request(n=100, sampler="dpm-solver++", steps=20)))
+        list(scalelong.load_run("digits").generate(Request(n=50, sampler="dpm-solver++", steps=10)))
     )
-    labels = np.arange(100) % 10
-    assert (judge.predict(samples.reshape(100, 64) / 255 * 16) == labels).mean() > 0.9
+    labels = np.arange(50) % 10
+    assert (judge.predict(samples.reshape(50, 64) / 255 * 16) == labels).mean() > 0.9
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
@@ -50,15 +46,15 @@ def test_an_unknown_name_suggests_the_shipped_one():
         scalelong.load_run("digts")
 
 
-def test_commands_take_its_name(tmp_path):
-    environment = {**os.environ, "SCALELONG_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "scalelong", "sample", "digits", "--n", "4", "--steps", "2", "--out", "grid.png"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_commands_take_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SystemExit) as stopped:
+        main(["sample", "digits", "--n", "4", "--steps", "2", "--out", str(tmp_path / "grid.png")])
+    assert stopped.value.code in (0, None)
     assert (tmp_path / "grid.png").is_file()
 
 
-def test_report_and_evaluate_take_its_name(tmp_path, monkeypatch, capsys):
+def test_report_takes_its_name(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
     with pytest.raises(SystemExit) as stopped:
         main(["report", "digits", "--out", str(tmp_path / "report.html")])

@@ -75,8 +75,9 @@ def model_card(run: Run, folder: Path, repo_id: str, licence: str) -> str:
 
 
 def _header(run: Run, licence: str) -> Iterator[str]:
-    tags = ["diffusion", "scalelong", f"{'text' if run.config.data.text else 'unconditional'}-image-generation"]
-    yield from ("---", f"license: {licence}", "library_name: scalelong", "tags:", *(f"- {tag}" for tag in tags), "---")
+    task = "text-to-image" if run.config.data.text else "unconditional-image-generation"
+    yield from ("---", f"license: {licence}", "library_name: scalelong", f"pipeline_tag: {task}")
+    yield from ("tags:", "- diffusion", "- scalelong", "---")
     yield from ("", f"# {run.name}", "")
     task = "class-conditional " * bool(run.facts.class_names) + "text-to-image " * bool(run.config.data.text)
     yield f"A {task}diffusion model trained with [scalelong](https://arxiv.org/abs/2310.13545) {__version__}."
