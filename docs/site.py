@@ -23,12 +23,13 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages outside docs/ and the files that pages link to."""
     for source, uri in PAGES.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / source)))
-    for page in list(files.documentation_pages()):
+    pages = list(files.documentation_pages())
+    for page in pages:  # grows: a linked page may link to more
         for path in _links(page):
-            if path.is_file() and _uri(path).startswith("repository/") and files.get_file_from_path(_uri(path)) is None:
-                files.append(File.generated(config, _uri(path), abs_src_path=str(path)))
-            elif path.is_dir() and files.get_file_from_path(_uri(path)) is None:
-                _add_folder(path, files, config)
+            if files.get_file_from_path(_uri(path)) is None:
+                for new in _added(path, config):
+                    files.append(new)
+                    pages += [new] if new.is_documentation_page() else []
     return files
 
 
@@ -45,6 +46,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _links(file: Any) -> list[Path]:
+    if file.abs_src_path is None:
+        return []
     text = FENCE.sub("", Path(file.abs_src_path).read_text(encoding="utf-8"))
     return [path for match in LINK.finditer(text) if (path := _target(file, match[2])) is not None]
 
@@ -65,13 +68,13 @@ def _uri(path: Path) -> str:
     return PAGES.get(uri) or (uri.removeprefix("docs/") if uri.startswith("docs/") else f"repository/{uri}")
 
 
-def _add_folder(folder: Path, files: Any, config: Any) -> None:
-    inside = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    listing = "\n".join(f"- [{path.name}]({path.name})" for path in inside)
-    name = folder.relative_to(ROOT).as_posix()
-    files.append(
-        File.generated(config, _uri(folder), content=f"# {name}\n\n{listing}\n", inclusion=InclusionLevel.NOT_IN_NAV)
-    )
-    for path in inside:
-        if files.get_file_from_path(_uri(path)) is None:
-            files.append(File.generated(config, _uri(path), abs_src_path=str(path)))
+def _added(path: Path, config: Any) -> list[Any]:
+    """The file, or a page that lists the files of a folder."""
+    if path.is_dir():
+        inside = [one.name for one in sorted(path.iterdir()) if one.is_file()]
+        listing = "\n".join(f"- [{name}]({name})" for name in inside)
+        options: dict[str, Any] = {"content": f"# {path.relative_to(ROOT).as_posix()}\n\n{listing}\n"}
+        others = [_added(path / name, config)[0] for name in inside]
+    else:
+        options, others = {"abs_src_path": str(path)}, []
+    return [File.generated(config, _uri(path), **options, inclusion=InclusionLevel.NOT_IN_NAV), *others]
