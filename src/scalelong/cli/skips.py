@@ -20,7 +20,7 @@ COLUMNS = ("setting", "images", "KID", "more than the best by", "")
 def tune_skips(
     target: Annotated[
         str,
-        Argument(metavar="RUN|PIPELINE", help="A run folder, or a diffusers pipeline: a folder or a hub name."),
+        Argument(metavar="RUN|PIPELINE", help="A run folder, digits, or a diffusers pipeline: a folder or a hub name."),
     ],
     reference: Annotated[
         str | None,
@@ -74,8 +74,10 @@ def tune_skips(
     from scalelong.evaluation.sources import as_reference
     from scalelong.experiments.skip_search import PipelineSource, RunSource, candidates_of, open_pipeline, search_skips
     from scalelong.runs.generate import best_device
+    from scalelong.runs.locate import locate
     from scalelong.runs.run import Run, load_run, reference_images
 
+    target = str(locate(target))
     listed, on = candidates_of(method, candidates), best_device(device)
     source: Source
     images: Any = reference
