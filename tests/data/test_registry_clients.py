@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import subprocess
+import sys
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,11 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return install
 
 
+def downloaded(cache: Path) -> list[str]:
+    """What a failed download leaves, its lock aside."""
+    return [path.name for path in (cache / "downloads").iterdir() if path.suffix != ".lock"]
+
+
 def test_a_package_is_fetched_once_checked_and_unpacked(client, package: Path, cache: Path):
     log = client("npm", f"cp {package} .")
     thing = Package("npm", "@scope/thing", "1.0.0", sha256(package))
@@ -64,7 +72,29 @@ def test_a_package_with_another_hash_is_not_opened(client, package: Path, cache:
     wrong = hashlib.sha256(b"other").hexdigest()
     with pytest.raises(SourceUnavailableError, match=rf"thing-1\.0\.0\.tgz.*{sha256(package)}.*{wrong}"):
         Package("npm", "thing", "1.0.0", wrong).folder()
-    assert not list((cache / "downloads").iterdir())
+    assert downloaded(cache) == []
+
+
+def test_two_processes_that_need_a_package_at_once_download_it_once(client, package: Path, cache: Path):
+    log = client("npm", f"sleep 1; cp {package} .")
+    code = (
+        "import sys; from scalelong.data.registries import Package\n"
+        f"print(Package('npm', 'thing', '1.0.0', {sha256(package)!r}).folder())"
+    )
+    started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=60)[0].strip() for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert answers == [str(cache / "downloads" / "npm-thing-1.0.0")] * 2
+    assert log.read_text().split("\n").count("pack") == 1
+
+
+def test_without_locks_the_files_of_the_faster_process_count(client, package: Path, cache: Path, monkeypatch):
+    """On a disk without locks both download; the second finds the folder of the first."""
+    monkeypatch.setattr(registries, "lock_folder", lambda folder: nullcontext())
+    first = cache / "downloads" / "npm-thing-1.0.0"
+    client("npm", f"cp {package} .; mkdir -p {first}/package; echo first > {first}/package/data.txt")
+    assert Package("npm", "thing", "1.0.0", sha256(package)).folder() == first
+    assert (first / "package" / "data.txt").read_text() == "first\n"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +109,7 @@ def test_a_failing_client_is_an_error_with_its_last_line(client, cache: Path, sc
     client("npm", script)
     with pytest.raises(SourceUnavailableError, match=message):
         Package("npm", "thing", "1.0.0", "0" * 64).folder()
-    assert not list((cache / "downloads").iterdir())
+    assert downloaded(cache) == []
 
 
 def test_a_client_that_is_missing_or_hangs_is_unavailable(client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -134,4 +164,4 @@ def test_a_debian_package_with_a_link_is_rejected(debian, cache: Path):
     debian(link)
     with pytest.raises(DataError, match="usr/share/x"):
         Package("apt", "x", path="/usr/share/x-of-scalelong").folder()
-    assert not list((cache / "downloads").iterdir())
+    assert downloaded(cache) == []

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalelong.errors import DataError, SourceUnavailableError, one_line, printable
+from scalelong.data.cache import lock_folder
+from scalelong.errors import DataError, ScaleLongError, SourceUnavailableError, one_line, printable
 from scalelong.files import atomic_folder, cache_dir, sha256
 
 TIMEOUT = 3600  # seconds for one download
@@ -44,7 +45,11 @@ class Package:
     def folder(self) -> Path:
         """Return the folder with the files, after downloading them if necessary."""
         if not self.ready:
-            self._download(self._target())
+            target = self._target()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with lock_folder(target):  # a second process waits for the files of the first
+                if not self.ready:
+                    self._download(target)
         return self._location()
 
     def _target(self) -> Path:
@@ -56,13 +61,12 @@ class Package:
 
     def _download(self, target: Path) -> None:
         print(f"downloading {self.name} {self.version} with {self.client}", file=sys.stderr, flush=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with tempfile.TemporaryDirectory(prefix=".fetch.", dir=target.parent) as work:
                 with atomic_folder(target) as folder:
                     extract(self._fetch(Path(work)), folder)
-        except (DataError, OSError):
-            if not target.is_dir():  # otherwise another process was faster, with the same files
+        except (ScaleLongError, OSError):
+            if not target.is_dir():  # a disk without locks: another process was faster, with the same files
                 raise
 
     def _fetch(self, work: Path) -> Path:
