@@ -447,7 +447,7 @@ class Run:
             with suppress(OSError):  # Windows does not let us write to a locked file; the message then has no owner
                 path.write_text(f"process {os.getpid()}", encoding="ascii")
             self._recover()
-            sweep(self.folder, CONFIG, self.stability_path.name, ".model-new", ".best-new")
+            sweep(self.folder, CONFIG, RESOURCES, self.stability_path.name, ".model-new", ".best-new")
             sweep(self.checkpoints_path, "step-*")
             sweep(self.samples_path, "step-*")
             yield
