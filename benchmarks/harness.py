@@ -9,15 +9,14 @@ import json
 import platform
 import statistics
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from scalelong.training.memory import PeakMemory
 
 Case = Callable[[], Any]
 
@@ -93,35 +92,6 @@ def interleave(cases: Mapping[str, Case], rounds: int, warm_up: int = 2) -> Time
             cases[name]()
             seconds[name].append(time.process_time() - start)
     return Times(seconds)
-
-
-class PeakMemory(TorchDispatchMode):
-    """Count the bytes of distinct storages created inside the context; `peak` is the most alive at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self._alive: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage())
-        return out
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._alive:
-            return
-        self._alive.add(key)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._freed, key, size)
-
-    def _freed(self, key: int, size: int) -> None:
-        self._alive.discard(key)
-        self.live -= size
 
 
 def peak_of(case: Case) -> int:

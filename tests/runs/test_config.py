@@ -24,7 +24,8 @@ def test_presets_round_trip_through_json(name):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_stored_sizes_of_presets_are_correct(name):
-    assert sizes()[name] == size_of(preset(name))  # else: python -m scalelong.training.presets
+    stored = {key: value for key, value in sizes()[name].items() if key != "activations"}
+    assert stored == size_of(preset(name))  # else: python -m scalelong.training.presets
 
 
 def test_presets_are_listed_without_importing_torch():
@@ -139,6 +140,7 @@ def test_any_json_gives_a_config_or_our_error(values):
 def test_only_length_logging_and_output_may_change_on_resume():
     a = preset("digits-uvit")
     free = {"train.steps": 9, "train.log_every": 3, "checkpoint.every": 7, "sample.n": 1, "validate.every": 2}
+    free |= {"train.accumulate": 4, "train.gradient_checkpointing": True, "train.parallel": "fsdp"}  # the same steps
     assert differences(a, override(a, free)) == []
     assert a.train.precision == "auto"
     assert differences(override(a, {"train.precision": "fp32"}), a) == []  # the one that the run started with

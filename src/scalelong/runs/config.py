@@ -292,6 +292,8 @@ FREE = (
     "train.steps",
     "train.log_every",
     "train.parallel",
+    "train.accumulate",
+    "train.gradient_checkpointing",
     "tracker",
     "checkpoint",
     "validate",

@@ -100,7 +100,10 @@ TEXT_WIDTHS = {"words": 64, "minilm": 384, "openai/clip-vit-large-patch14": 768}
 
 
 def sizes() -> dict[str, dict[str, Any]]:
-    """Return `size_of` every preset from a stored file, which takes no time. A test keeps the file correct."""
+    """Return `size_of` every preset from a stored file, which takes no time. A test keeps the file correct.
+
+    Those of the paper's size also have "activations": see `scalelong.training.memory.measure`.
+    """
     return dict(json.loads(SIZES.read_text(encoding="utf-8")))
 
 
@@ -155,12 +158,23 @@ class Preset:
     size: str  # "cpu" or "paper"
 
 
-def _read(name: str, entry: dict[str, Any]) -> Preset:
-    summary, size = entry.pop("summary"), entry.pop("size")
-    return Preset(override(Config(preset=name), flatten(entry)), summary, size)
+PRESETS: dict[str, Preset] = {}
+for _name, _entry in tomllib.loads(FILE.read_text(encoding="utf-8")).items():
+    _summary, _size, _like = _entry.pop("summary"), _entry.pop("size"), _entry.pop("like", None)
+    _start = PRESETS[_like].config if _like else Config()
+    PRESETS[_name] = Preset(override(replace(_start, preset=_name), flatten(_entry)), _summary, _size)
 
 
-PRESETS = {name: _read(name, entry) for name, entry in tomllib.loads(FILE.read_text(encoding="utf-8")).items()}
+def _sizes() -> dict[str, dict[str, Any]]:
+    """Measure every preset: its size, and the activations of those that need a GPU."""
+    from scalelong.training.memory import measure
+
+    each = {name: size_of(p.config) for name, p in PRESETS.items()}
+    for name, p in PRESETS.items():
+        if p.size == "paper":
+            each[name]["activations"] = measure(p.config)
+    return each
+
 
 if __name__ == "__main__":  # after a change of a preset: python -m scalelong.training.presets
-    SIZES.write_text(json.dumps({name: size_of(p.config) for name, p in PRESETS.items()}, indent=1) + "\n", "utf-8")
+    SIZES.write_text(json.dumps(_sizes(), indent=1) + "\n", "utf-8")
