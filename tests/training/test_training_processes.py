@@ -7,13 +7,15 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from scalelong.errors import RunError
 from scalelong.runs.run import load_run
 from scalelong.training.loop import train
-from tiny_runs import losses, tiny_command, tiny_config
+from tiny_runs import losses, read_lines, tiny_command, tiny_config
 
 
 def run_fresh(*command, **options):
@@ -156,7 +158,8 @@ def test_two_processes_follow_one(tmp_path, options):
 def test_a_sharded_run_follows_one_process_and_resumes_on_any_number(tmp_path):
     """FSDP2 over gloo with LS: sharded weights, EMA and optimizer; a checkpoint of two processes opens in one."""
     one, two = tmp_path / "one", tmp_path / "two"
-    often = ("--scaling=ls", "--set=sample.n=2", "--set=sample.steps=2", "-q")
+    often = ("--scaling=ls", "--set=sample.n=3", "--set=sample.steps=2", "-q")
+    often += ("--set=monitor.every=3", "--set=validate.every=6", "--set=validate.n=15")
     launch(1, one, "--steps=12", *often)
     launch(2, two, "--steps=6", *often, "--set=train.parallel=fsdp")
     launch(1, two, "--steps=9", *often)  # fewer processes
@@ -170,6 +173,74 @@ def test_a_sharded_run_follows_one_process_and_resumes_on_any_number(tmp_path):
     for name, value in a.items():
         torch.testing.assert_close(b[name], value, atol=2e-4, rtol=1e-3)
     assert json.loads((two / "config.json").read_text())["config"]["train"]["parallel"] == "fsdp"
+    for name in ("val_loss", "val_loss_ema"):  # of 7 and 8 images by two processes
+        logged = [{e["step"]: e.get(name) for e in read_lines(folder / "metrics.jsonl")} for folder in (one, two)]
+        assert [logged[1][step] for step in (6, 12)] == pytest.approx([logged[0][step] for step in (6, 12)], abs=1e-5)
+    grids = [np.asarray(Image.open(folder / "samples" / "step-00000012.png"), int) for folder in (one, two)]
+    assert abs(grids[0] - grids[1]).max() <= 1  # rounding to 8 bits
+    logs = [[e for e in read_lines(folder / "stability.jsonl") if "grad" in e] for folder in (one, two)]
+    assert [entry["step"] for entry in logs[1]] == [entry["step"] for entry in logs[0]] == [3, 6, 9, 12]
+    for a, b in zip(*logs, strict=True):  # of the whole network, from shards
+        for part in ("probe", "grad"):
+            assert flat(b[part]) == pytest.approx(flat(a[part]), rel=2e-3, abs=1e-4)
+        assert flat(b["drift"]) == pytest.approx(flat(a["drift"]), rel=1e-2, abs=1e-5)
+
+
+def flat(value):
+    if isinstance(value, dict):
+        return [x for key in sorted(value) for x in flat(value[key])]
+    return [x for v in value for x in flat(v)] if isinstance(value, list) else [-1.0 if value is None else value]
+
+
+@pytest.mark.slow
+def test_an_overflow_in_one_shard_of_fp16_is_a_skipped_step_of_all_processes(tmp_path):
+    here = os.path.dirname(__file__)
+    torchrun = os.path.join(os.path.dirname(sys.executable), "torchrun")
+    command = [torchrun, "--standalone", "--nproc-per-node=2", os.path.join(here, "sharded_scaler.py"), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(here)}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert first["skipped"] == [False, True, False, False]
+    assert first["scales"] == [1024.0, 512.0, 512.0, 512.0]
+    assert first["updates"] == 3
+    assert first["losses"][:2] == pytest.approx(first["unscaled"][:2], abs=1e-6)
+    assert first["losses"][2] != pytest.approx(first["unscaled"][2], abs=1e-6)  # a step behind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--set=train.parallel=fsdp"]], ids=["ddp", "fsdp"])
+def test_a_killed_worker_restarts_and_the_run_resumes_with_fewer_and_more_processes(tmp_path, options):
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    torchrun = os.path.join(os.path.dirname(sys.executable), "torchrun")
+    start = [torchrun, "--standalone", "--max-restarts=1", "--nproc-per-node=2", "-m"]
+    command = [*start, *tiny_command(folder, "--steps=60", "-q", *options)[2:]]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        wait_for(folder / "metrics.jsonl", '"step": 5,')
+        workers = [int(pid) for pid in children(process.pid)]
+        os.kill(workers[-1], signal.SIGKILL)
+        assert process.wait(timeout=300) == 0  # torchrun started both again
+    assert losses(folder)[-1][0] == 60
+    with subprocess.Popen(
+        [*start[:2], *start[3:], *tiny_command(folder, "--steps=100000", "-q", *options)[2:]]
+    ) as lost:
+        wait_for(folder / "metrics.jsonl", '"step": 65,')
+        os.kill(int(children(lost.pid)[-1]), signal.SIGKILL)
+        assert lost.wait(timeout=300) != 0  # without restarts the command fails …
+    last = losses(folder)[-1][0]
+    launch(1, folder, f"--steps={last + 4}", "-q")  # … and resumes with fewer processes
+    launch(4, folder, f"--steps={last + 8}", "-q", *options)  # and with more
+    launch(1, whole, f"--steps={last + 8}", "-q")
+    assert [step for step, _, _ in losses(folder)] == list(range(1, last + 9))
+    for (step, a, _), (_, b, _) in zip(losses(whole), losses(folder), strict=True):
+        assert b == pytest.approx(a, abs=1e-5 if step <= 10 else 1e-3)
+
+
+def children(pid):
+    """Processes that `pid` started, oldest first."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return file.read().split()
 
 
 @pytest.mark.slow

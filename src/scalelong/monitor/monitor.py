@@ -35,8 +35,9 @@ class StabilityMonitor:
     losses are bit for bit those of a run without it.
 
     Args:
-        net: Any network, possibly wrapped by DDP, DataParallel or torch.compile. A network without known long skips
-            is recorded by its blocks.
+        net: Any network, possibly wrapped by DDP, DataParallel or torch.compile, or sharded by `fully_shard`: then
+            every process must have a monitor, and the main one writes. A network without known long skips is recorded
+            by its blocks.
         probe: The fixed batch: the call's arguments `(x_t, t)` or `(x_t, t, {"class_labels": y})`, or a function that
             calls the network. None takes the first samples of the first recorded batch.
         t: The probe's timesteps, if they are not its second argument.
@@ -96,12 +97,16 @@ class StabilityMonitor:
                 raise invalid(name, f"an integer >= {least}", value)
         if times is not None and not times[0] < times[1]:
             raise invalid("times", "an increasing range of timesteps such as (0, 1000)", times)
-        if any(cls.__name__ in ("FullyShardedDataParallel", "FSDPModule") for cls in type(net).__mro__):
-            raise ScalingStateError("the monitor cannot record a network sharded by FSDP; use DistributedDataParallel")
+        kinds = {cls.__name__ for cls in type(net).__mro__}
+        if "FullyShardedDataParallel" in kinds:
+            raise ScalingStateError("the monitor records networks sharded by fully_shard (FSDP2), got FSDP1's wrapper")
         self.net, self.root = net, scaled_root(net)
         self.points = find_points(self.root, sites)
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self.every = 0 if distributed and torch.distributed.get_rank() > 0 else every
+        self.every = every
+        if distributed and torch.distributed.get_rank() > 0:  # of a sharded network every process runs the probe
+            self.every = every if "FSDPModule" in kinds else 0
+            out, log, on_alarm = None, None, lambda alarm: None
         self.limits, self.log, self.on_alarm = limits or Limits(), log, on_alarm or LOGGER.warning
         self.scaler, self.times, self.bins, self._t = scaler, times, bins, t
         self.alarms: tuple[Alarm, ...] = ()  # active at the last snapshot
@@ -234,6 +239,8 @@ class StabilityMonitor:
         recorder = Recorder(len(self.points.all), samples)
         with leave_no_trace(self.root, autocast), self._hooks.attached(recorder, exclusive=True):
             inputs.call(self.root)
+        if (reshard := getattr(self.root, "reshard", None)) is not None:
+            reshard()  # no backward follows, until which FSDP2 keeps the gathered weights
         return recorder.norms()
 
     def _add_entry(self, snapshot: Snapshot) -> None:

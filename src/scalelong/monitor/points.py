@@ -82,7 +82,8 @@ def find_points(root: nn.Module, sites: Iterable[Site | str] | None = None) -> P
         if sites is not None:
             raise
         found = []
-    return Points(type(root).__name__, tuple(found), tuple(_blocks(root)))
+    name = next(cls.__name__ for cls in type(root).__mro__ if not cls.__name__.startswith("FSDP"))  # see fully_shard
+    return Points(name, tuple(found), tuple(_blocks(root)))
 
 
 def spec_of(root: nn.Module) -> Scaling:

@@ -290,6 +290,7 @@ class ParameterNorms:
         named = dict(root.named_parameters())
         self.names, self.parameters = list(named), list(named.values())
         self.count = len(points.blocks)
+        self._sharded = any(hasattr(parameter, "to_local") for parameter in self.parameters)
         self.block_of = [  # the root's own parameters come last
             next((k for k, path in enumerate(points.blocks) if name.startswith(f"{path}.")), self.count - 1)
             for name in self.names
@@ -301,14 +302,16 @@ class ParameterNorms:
         if not held:
             return None
         dense = [grad.coalesce().values() if grad.is_sparse else grad for _, grad in held]
-        return self._by_block([k for k, _ in held], [norm / scale for norm in _norms(dense)])
+        norms = _norms([_local(grad) for grad in dense], self._sharded)
+        return self._by_block([k for k, _ in held], [norm / scale for norm in norms])
 
     @torch.no_grad()
     def drift(self, ema: list[Tensor]) -> BlockNorms:
         """Return ‖θ − θ̄‖/‖θ̄‖, the relative distance to the averaged parameters θ̄."""
         pairs = zip(self.parameters, ema, strict=True)
-        distances = to_cpu([torch.linalg.vector_norm(p - average.to(p)) for p, average in pairs]).tolist()
-        apart, size = (self._by_block(self.block_of, norms) for norms in (distances, _norms(ema)))
+        distances = [_local(p) - _local(average).to(_local(p)) for p, average in pairs]
+        norms = _norms([*distances, *map(_local, ema)], self._sharded)
+        apart, size = (self._by_block(self.block_of, part) for part in (norms[: len(ema)], norms[len(ema) :]))
         shares = [d / s if s else math.nan for d, s in zip(apart.blocks, size.blocks, strict=True)]
         return BlockNorms(apart.total / (size.total or math.nan), shares)
 
@@ -338,6 +341,19 @@ class ParameterNorms:
         return BlockNorms(math.sqrt(sum(squares.values())), each, bad[-1] if bad else None)
 
 
-def _norms(tensors: Sequence[Tensor]) -> list[float]:
-    """Return one norm per tensor, with few kernels (foreach falls back to one each) and one synchronization."""
-    return to_cpu(torch._foreach_norm(list(tensors))).tolist()
+def _local(tensor: Tensor) -> Tensor:
+    """Return this process's shard of a network that `fully_shard` shards; a whole tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _norms(tensors: Sequence[Tensor], sharded: bool = False) -> list[float]:
+    """Return one norm per tensor, with few kernels (foreach falls back to one each) and one synchronization.
+
+    Norms of shards are combined by one reduction over all processes.
+    """
+    norms = torch._foreach_norm(list(tensors))
+    if not sharded:
+        return to_cpu(norms).tolist()
+    squares = torch.stack(list(norms)).float().square()
+    torch.distributed.all_reduce(squares)
+    return squares.sqrt().cpu().double().tolist()

@@ -103,13 +103,16 @@ class Examples:
             extra=(seed, Stream.EXTRA_NOISE, step, first) if self.config.data.extra_noise else None,
         )
 
-    def probe(self, n: int) -> Batch:
-        """Return a fixed batch: the first images of the split, evenly spread times in a fixed order, fixed noise."""
+    def probe(self, n: int, share: int = 0, shares: int = 1) -> Batch:
+        """Return a fixed batch: the first images of the split, evenly spread times in a fixed order, fixed noise.
+
+        Of `shares` shares of it, return number `share`.
+        """
         n = min(n, len(self))
-        u = (counter.permutation(0, Stream.PROBE_TIME, 0, n) + 0.5) / n
-        return self._batch(
-            torch.arange(n), self.objective.training_times(u.float()), noise=(0, Stream.PROBE_NOISE, 0, 0)
-        )
+        rows = torch.arange(n * share // shares, n * (share + 1) // shares)
+        u = (counter.permutation(0, Stream.PROBE_TIME, 0, n)[rows] + 0.5) / n
+        first = n * share // shares
+        return self._batch(rows, self.objective.training_times(u.float()), noise=(0, Stream.PROBE_NOISE, 0, first))
 
     def _batch(
         self, indices: Tensor, t: Tensor, *, noise: Key, latent: Key | None = None,

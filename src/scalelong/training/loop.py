@@ -28,7 +28,7 @@ from scalelong.training.examples import Examples
 from scalelong.training.failures import explained
 from scalelong.training.observers import Observers, held_out_examples
 from scalelong.training.own import LossFn, MetricsFn, OptimizerFn, Own, changes
-from scalelong.training.parallel import SharedSignal, choose_precision
+from scalelong.training.parallel import SharedSignal, choose_precision, finish
 from scalelong.training.schedule import same_past
 from scalelong.training.trackers import start_tracker
 from scalelong.training.trainer import Trainer, due
@@ -94,7 +94,7 @@ def train(
         main = trainer.accelerator.is_main_process
         with run.locked() if main else nullcontext():
             interrupted_by = _train(trainer, held_out, run, quiet=quiet or not main)
-    trainer.accelerator.end_training()
+    finish(trainer.accelerator)
     return Result(run, trainer.progress.step, finished=interrupted_by is None, signal=interrupted_by)
 
 

@@ -25,6 +25,8 @@ from scalelong.training.probing import ProbedSplits
 from scalelong.training.trackers import log_grid
 from scalelong.training.trainer import Trainer, due
 
+Share = tuple[list[npt.NDArray[np.uint8]], RangeCheck, str]  # images of one process, and why there are none
+
 
 class Observers:
     """Validates all settings on construction, so that a wrong one does not show after hours of training."""
@@ -32,7 +34,7 @@ class Observers:
     def __init__(self, trainer: Trainer, held_out: Examples | None, run: Run, display: Display) -> None:
         self.trainer, self.held_out, self.run, self.display = trainer, held_out, run, display
         self.config, self.main = trainer.config, trainer.accelerator.is_main_process
-        if self.config.monitor.every and self.main and not trainer.sharded:
+        if self.config.monitor.every and (self.main or trainer.sharded):
             trainer.monitor = build_monitor(trainer, self.held_out, run, display)
         if self.config.sample.n and self.main:
             self._samples(trainer.copies[1] if trainer.sharded else trainer.ema.net, 1)
@@ -70,7 +72,7 @@ class Observers:
                 self.display.say(f"step {step}: the best so far, kept in {self.run.best_path.name}/")
             values |= {name: metric.value for name, metric in result.values.items()}
             self.display.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
-        if self.main and self.held_out is not None and due(step, config.validate.every, last):
+        if self.held_out is not None and due(step, config.validate.every, last):
             values["val_loss"] = trainer.validation_loss(self.held_out, config.validate.n, current)
             values["val_loss_ema"] = trainer.validation_loss(self.held_out, config.validate.n, average)
         if self.main and self.probe is not None and due(step, config.probe.every, last):
@@ -78,10 +80,11 @@ class Observers:
                 best = self.probe.measure(average, config.probe, seed=config.seed).best
             values |= {"probe_accuracy": best.accuracy, "probe_t": best.t, "probe_block": best.block}
             self.display.say(f"step {step}: probe accuracy {best.accuracy:.4f} ({best.block}, t = {best.t:g})")
-        if self.main and trainer.own.metrics is not None and due(step, config.validate.every, last):
+        everywhere = self.main or getattr(trainer.own.metrics, "every_process", False)
+        if everywhere and trainer.own.metrics is not None and due(step, config.validate.every, last):
             with torch.no_grad():
                 values |= check_metrics(trainer.own.metrics(average, step))
-        if self.main and config.sample.n and due(step, config.sample.every, last):
+        if config.sample.n and due(step, config.sample.every, last):
             values |= self._save_grid(step, average)
         return values
 
@@ -93,12 +96,14 @@ class Observers:
         """Write the sample grid. Returns what to log: the share of samples that left the data's range."""
         from scalelong.data.images import save_grid
 
-        check = RangeCheck()
-        try:
-            images = np.concatenate(list(self._samples(net, self.config.sample.n, check)))
-        except ScaleLongError as error:  # sampling a young network may diverge, which must not stop its training
-            self.display.say(f"step {step}: no samples: {error}")
+        parts = self._shares(net, self.config.sample.n)
+        if failures := [failure for _, _, failure in parts if failure]:
+            self.display.say(f"step {step}: no samples: {failures[0]}")
             return {}
+        if not self.main:
+            return {}
+        images, checks = np.concatenate([batch for part, _, _ in parts for batch in part]), [part[1] for part in parts]
+        check = RangeCheck(sum(c.n for c in checks), sum(c.far for c in checks), max(c.largest for c in checks))
         if check.far:
             self.display.say(f"step {step}: {check}")
         request, facts = self._request(len(images)), self.trainer.examples.facts()
@@ -124,13 +129,31 @@ class Observers:
             rows = [k * len(images) // n for k in range(n)]  # spread, because files may be sorted
         return np.stack([images.images[row] for row in rows])
 
-    def _samples(self, net: nn.Module, n: int, check: RangeCheck | None = None) -> Iterator[npt.NDArray[np.uint8]]:
-        """Return batches of samples. Settings are checked now, images are made when the batches are read."""
-        return generate(net, self.config, self.trainer.examples.facts(), self._request(n), check)
+    def _shares(self, net: nn.Module, n: int) -> list[Share]:
+        """Sample this process's share of `n` images. Returns those of all processes."""
+        rank, world = self.trainer.accelerator.process_index, self.trainer.accelerator.num_processes
+        first, last = n * rank // world, n * (rank + 1) // world
+        batches, check, failure = list[npt.NDArray[np.uint8]](), RangeCheck(), ""
+        try:
+            if last > first:
+                batches += self._samples(net, last - first, check, first)
+        except ScaleLongError as error:  # sampling a young network may diverge, which must not stop its training
+            failure = str(error)
+        own: Share = (batches, check, failure)
+        shares: list[Any] = [own] * world
+        if world > 1:
+            torch.distributed.all_gather_object(shares, own)
+        return shares
 
-    def _request(self, n: int) -> Request:
+    def _samples(
+        self, net: nn.Module, n: int, check: RangeCheck | None = None, first: int = 0
+    ) -> Iterator[npt.NDArray[np.uint8]]:
+        """Return batches of samples. Settings are checked now, images are made when the batches are read."""
+        return generate(net, self.config, self.trainer.examples.facts(), self._request(n, first), check)
+
+    def _request(self, n: int, first: int = 0) -> Request:
         s = self.config.sample
-        return Request(n=n, sampler=s.sampler, steps=s.steps, guidance=s.guidance, precision="auto")
+        return Request(n=n, first=first, sampler=s.sampler, steps=s.steps, guidance=s.guidance, precision="auto")
 
 
 def held_out_examples(config: Config) -> Examples | None:

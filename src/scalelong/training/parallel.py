@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from datetime import timedelta
 from typing import Any
@@ -54,14 +55,30 @@ def make_accelerator(t: TrainConfig) -> Any:
     return accelerator
 
 
+def join_processes(device: str | None = None) -> tuple[str | None, bool]:
+    """Join the other processes outside training. Returns this process's device, and whether it is the main process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return device, True
+    from accelerate import PartialState
+
+    state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
+    atexit.register(state.destroy_process_group)
+    return str(state.device), bool(state.is_main_process)
+
+
+def finish(accelerator: Any) -> None:
+    """Close the trackers. The processes stay joined until they exit: an evaluation or another run may follow, and a
+    group that torchrun's store has seen cannot be made again."""
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    if accelerator.num_processes > 1:
+        atexit.register(accelerator.state.destroy_process_group)
+
+
 def is_sharded(t: TrainConfig) -> bool:
     """Whether the run shards its network: train.parallel=fsdp or `accelerate launch --use_fsdp`, and many processes."""
     launched = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    if not (t.parallel == "fsdp" or launched) or int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return False
-    if choose_precision(t.precision) == "fp16":
-        raise InvalidValueError("train.parallel=fsdp needs train.precision=bf16 or fp32, got fp16")
-    return True
+    return (t.parallel == "fsdp" or launched) and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def fast_layout(net: nn.Module) -> nn.Module:

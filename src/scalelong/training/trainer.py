@@ -41,12 +41,15 @@ class Outcome:
     The values are on the device until one of them is read, which waits for the device.
     """
 
-    def __init__(self, values: Tensor) -> None:
-        self.values = values  # (4,): loss, grad_norm, lr, skipped
+    def __init__(self, *values: Tensor | float) -> None:
+        self.values = values  # loss, grad_norm, lr, skipped
 
     @cached_property
     def _read(self) -> list[float]:
-        return self.values.tolist()  # one transfer from the device
+        device = self.values[0].device  # type: ignore[union-attr]
+        real = torch.float32 if device.type == "mps" else torch.float64
+        scalars = [torch.as_tensor(value, dtype=real, device=device) for value in self.values]
+        return torch.stack(scalars).tolist()  # one transfer from the device
 
     loss = property(lambda self: self._read[0])
     grad_norm = property(lambda self: self._read[1])
@@ -105,9 +108,10 @@ class Trainer:
         t, number = self.config.train, self.progress.step + 1
         self.net.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.accelerator.device)
+        synchronise = self.accelerator.accumulate if t.accumulate > 1 else nullcontext  # at the last part
         with self._monitored(number):
             for part, prepared in enumerate(self.parts(number, more=number < t.steps)):
-                with self.accelerator.accumulate(self.wrapped):
+                with synchronise(self.wrapped):
                     batch = prepared.to(self.accelerator.device)
                     self._seed_dropout(number, part)
                     losses = self.losses(batch)
@@ -119,7 +123,7 @@ class Trainer:
         self._record(grad_norm=grad_norm)
         if self.accelerator.num_processes > 1:
             loss = self.accelerator.reduce(loss, reduction="mean")
-        outcome = Outcome(self.update.apply(number, loss, grad_norm))
+        outcome = Outcome(loss, grad_norm, *self.update.apply(number, loss, grad_norm))
         if due(number, t.log_every, number == t.steps) or not self.update.fused:
             self.check(outcome)
         self.progress = replace(
@@ -171,13 +175,18 @@ class Trainer:
 
     def _clipped_norm(self) -> Tensor:
         """Clip the gradient if asked. Returns its norm before clipping."""
-        self.accelerator.unscale_gradients(self.prepared)
+        scaler = self.accelerator.scaler
         for parameter, shard in self.shards:
             shard.grad = None if parameter.grad is None else sharding.local(parameter.grad)
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
         every = [shard for _, shard in self.shards] if self.sharded else list(self.net.parameters())
         parameters = [p for p in every if p.grad is not None]
         total_norm = sharding.total_norm if self.sharded else torch.nn.utils.get_total_norm
         norm = total_norm([p.grad for p in parameters if p.grad is not None])
+        if scaler is not None and self.sharded:  # all lower the scale if one process's shards overflowed
+            for found in scaler._found_inf_per_device(self.optimizer).values():
+                found.copy_(~norm.isfinite())
         if self.config.train.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.config.train.clip, norm)
         return norm
@@ -217,13 +226,18 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self, held_out: Examples, n: int, net: nn.Module | None = None) -> float:
-        """Return the mean loss on `n` fixed images, times and noises, in eval mode."""
-        net = self.net if net is None else net
-        probe, size, total = held_out.probe(n), self.config.train.batch_size, 0.0
+        """Return the mean loss on `n` fixed images, times and noises, in eval mode. Every process takes its share."""
+        net, world = self.net if net is None else net, self.accelerator.num_processes
+        probe, total = held_out.probe(n, self.accelerator.process_index, world), 0.0
+        size = self.config.train.batch_size // (world * self.config.train.accumulate)
         with evaluating(net), eager(net):  # another mode and batch size would compile the network again
             for start in range(0, len(probe.x_0), size):
                 part = probe.part(start, size).to(self.accelerator.device)
                 total += self.losses(part, net).double().sum().item()
+        if world > 1:
+            sums = torch.tensor([total, len(probe.x_0)], dtype=torch.float64, device=self.accelerator.device)
+            total, count = self.accelerator.reduce(sums).tolist()
+            return total / count
         return total / len(probe.x_0)
 
     # --------------------------------------------------------------------------------------------- state

@@ -72,7 +72,6 @@ class Update:
         self.fused = getattr(optimizer, "_step_supports_amp_scaling", False)
         self.stops = train.nonfinite == "stop"
         self.counts_on_device = self.fused and (not self.stops or scaler is not None)
-        self.real = torch.float32 if device.type == "mps" else torch.float64
         self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
@@ -98,10 +97,10 @@ class Update:
         return int(self._first_bad) or None
 
     @torch.no_grad()
-    def apply(self, number: int, loss: Tensor, grad_norm: Tensor) -> Tensor:
+    def apply(self, number: int, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor | float, Tensor]:
         """Change weights and averages by step `number`, whose gradients are in place, unless it is not finite.
 
-        Returns loss, gradient norm, learning rate and whether the step was skipped as one tensor (4,) on the device.
+        Returns the learning rate and whether the step was skipped, on the device.
         """
         skip, lr = self._must_skip(number, loss, grad_norm), self._set_lr()
         if self.fused:
@@ -119,9 +118,7 @@ class Update:
             self.ema.update(self._count)
         if self.scaler is not None:
             self.scaler.update()
-        if not isinstance(lr, Tensor):
-            lr = torch.full((), lr, dtype=self.real, device=loss.device)
-        return torch.stack([loss.to(self.real), grad_norm.to(self.real), lr.to(self.real), skip.to(self.real)])
+        return lr.clone() if isinstance(lr, Tensor) else lr, skip
 
     def _must_skip(self, number: int, loss: Tensor, grad_norm: Tensor) -> Tensor:
         overflow, broken = ~grad_norm.isfinite(), ~loss.isfinite()
