@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -12,10 +13,28 @@ import pytest
 
 from scalelong.errors import InvalidValueError
 from scalelong.experiments import scheduler
-from scalelong.experiments.plan import plan, scaling_variants
+from scalelong.experiments.plan import DistanceSpec, plan, scaling_variants
 from scalelong.experiments.scheduler import Slot, make_slots
+from tiny_runs import TINY, losses
 
-READ = "import json, os, signal, sys, time\njob = json.loads(sys.stdin.buffer.readline())\n"
+READ = "import json, os, signal, sys, time\njob = json.loads(os.environ['SCALELONG_JOB'])\n"
+
+
+READY = "open(job['folder'] + '.ready', 'w').close()\n"  # of scripts that have set their signal handlers
+
+
+def send_when_ready(folder, count, *numbers):
+    """Send signals to this process once `count` scripts are ready, half a second apart."""
+
+    def send():
+        until = time.monotonic() + 60
+        while len(list(folder.glob("*.ready"))) < count and time.monotonic() < until:
+            time.sleep(0.02)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.5)
+
+    threading.Thread(target=send, daemon=True).start()
 
 
 class Recorder:
@@ -95,13 +114,12 @@ def test_a_killed_job_is_reported_with_its_signal(run):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_runs_with_sigterm_and_starts_no_more(run, tmp_path, number):
     """Each script writes a checkpoint on SIGTERM, as training does, and hangs otherwise."""
-    threading.Timer(0.6, os.kill, (os.getpid(), number)).start()
+    send_when_ready(tmp_path, 2, number)
     endings, stopped, display = run(
         "def stop(*_):\n"
         "    open(job['folder'] + '.checkpoint', 'w').close()\n"
         "    sys.exit(128 + 15)\n"
-        "signal.signal(signal.SIGTERM, stop)\n"
-        "time.sleep(60)"
+        "signal.signal(signal.SIGTERM, stop)\n" + READY + "time.sleep(60)"
     )
     assert stopped == number
     assert all(ending.stopped for ending in endings.values())
@@ -112,11 +130,11 @@ def test_a_signal_stops_the_runs_with_sigterm_and_starts_no_more(run, tmp_path, 
     assert any("resumes" in event[1] for event in display.events if event[0] == "said")
 
 
-def test_a_second_signal_kills(run):
-    for delay in (0.5, 0.9):
-        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+def test_a_second_signal_kills(run, tmp_path):
+    send_when_ready(tmp_path, 1, signal.SIGINT, signal.SIGINT)
     before = time.monotonic()
-    endings, stopped, _ = run("signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)", scalings="none")
+    ignoring = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "time.sleep(60)"
+    endings, stopped, _ = run(ignoring, scalings="none")
     assert stopped == signal.SIGINT
     assert endings["none"].reason() == "was killed by SIGKILL"
     assert time.monotonic() - before < 30
@@ -184,6 +202,51 @@ def test_each_gpu_runs_one_job():
     assert len(make_slots(2, None, gpus=["0", "1", "2"], cores=8)) == 2
     doubled = make_slots(12, 4, gpus=["5", "7"], cores=8)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in doubled] == ["5", "7", "5", "7"]
+
+
+def test_a_run_on_several_gpus_gets_a_group_of_its_own():
+    made = make_slots(12, None, gpus=["0", "1", "2", "GPU-abc", "4"], cores=8, per_run=2)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in made] == ["0,1", "2,GPU-abc"]  # one GPU is left over
+    assert {slot.environment["OMP_NUM_THREADS"] for slot in made} <= {"1", "2"}  # 8 cores for 2 × 2 processes
+    assert [len(make_slots(n, None, gpus=list("01234567"), cores=64, per_run=4)) for n in (1, 2, 9)] == [1, 2, 2]
+    command = made[0].command
+    assert command[1:] == [
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "scalelong.experiments.worker"
+    ]  # fmt: skip
+    assert make_slots(1, None, gpus=["3"], cores=8)[0].command == scheduler.WORKER
+
+
+@pytest.mark.parametrize(("gpus", "per_run"), [([], 2), (["0"], 2), (["0", "1"], 0)])
+def test_more_gpus_than_are_visible_are_rejected(gpus, per_run):
+    with pytest.raises(InvalidValueError, match=f"--gpus.*{per_run}"):
+        make_slots(3, None, gpus=gpus, cores=2, per_run=per_run)
+
+
+def test_a_launcher_that_ends_after_a_signal_counts_as_stopped(tmp_path, monkeypatch):
+    """torchrun exits with 1 once the processes that it forwarded SIGTERM to have ended."""
+    script = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n" + READY + "time.sleep(60)"
+    monkeypatch.setattr(Slot, "command", [sys.executable, "-c", READ + script])
+    monkeypatch.setattr(scheduler, "POLL", 0.02)
+    jobs = plan(scaling_variants("digits", "none"), (0,), tmp_path)
+    send_when_ready(tmp_path, 1, signal.SIGINT)
+    endings, _ = scheduler.run_jobs(jobs, [Slot("two", processes=2)], tmp_path / "logs", Recorder())
+    assert endings[0].stopped
+
+
+@pytest.mark.slow
+def test_a_run_on_two_processes_trains_and_is_evaluated_by_both(tmp_path):
+    """What happens on two GPUs, here over gloo: torchrun, training, FID's stand-in, one result."""
+    settings = [f"{key}={value}" for key, value in TINY.items()]
+    variants = scaling_variants("digits-uvit", "none", settings=settings)
+    jobs = plan(variants, (0,), tmp_path, DistanceSpec("pixels", 9, 2))
+    slot = Slot("two", {"OMP_NUM_THREADS": "1"}, processes=2)
+    endings, _ = scheduler.run_jobs(jobs, [slot], tmp_path / "logs", Recorder())
+    assert endings[0].ran, endings[0].lines
+    folder = jobs[0].folder
+    assert json.loads((folder / "config.json").read_text())["processes"] == 2
+    card = json.loads((folder / "distance.json").read_text())["card"]
+    assert (card["processes"], card["n"]) == (2, 9)
+    assert len(losses(folder)) == TINY["train.steps"]
 
 
 def test_zero_jobs_are_rejected():

@@ -68,6 +68,7 @@ DatasetName = Annotated[
 Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print no progress.")]
 Figure = Annotated[Path | None, Option(help="Write the figure to this file (.png, .svg or .pdf).")]
+Gpus = Annotated[int, Option(min=1, help="GPUs of one run.")]
 Jobs = Annotated[int | None, Option(help="Runs in parallel. Default: one per GPU, or one per CPU core.")]
 Settings = Annotated[
     list[str] | None,

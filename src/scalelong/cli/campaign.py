@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from scalelong.cli._shared import Json, echo_json, print_lines, print_table
+from scalelong.cli._shared import Gpus, Jobs, Json, echo_json, print_lines, print_table
 
 START, END = "<!-- generated: scalelong campaign --page -->", "<!-- end -->"
 
@@ -17,9 +17,8 @@ def campaign(
     folders: Annotated[list[Path], Argument(help="Folders with a plan.toml, such as results/campaign/cifar10.")],
     run: Annotated[bool, Option(help="Train the missing runs; --no-run reads the records only.")] = True,
     limit: Annotated[int | None, Option(min=1, help="Train at most this many runs of each campaign.")] = None,
-    jobs: Annotated[
-        int | None, Option(help="Runs in parallel. Default: one per GPU, otherwise one per CPU core.")
-    ] = None,
+    jobs: Jobs = None,
+    gpus: Gpus = 1,
     runs: Annotated[Path, Option(help="Folder of run folders, which are needed only while a run trains.")] = Path(
         "runs/campaign"
     ),
@@ -45,7 +44,7 @@ def campaign(
 
     plans = [read_plan(folder) for folder in folders if run or (folder / "plan.toml").exists()]
     for plan in plans if run else ():
-        if run_missing(plan, runs, jobs, limit):
+        if run_missing(plan, runs, jobs, limit, gpus=gpus):
             raise typer.Exit(1)
     results = [Results(plan) for plan in plans]
     for one in results:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,6 +133,7 @@ def evaluate(
     from scalelong.evaluation.metrics import by_extractor
     from scalelong.evaluation.sources import check_counts, dataset_name
     from scalelong.runs.generate import best_device, evaluation_draws
+    from scalelong.training.parallel import join_processes
 
     # Check everything that is cheap to check before downloading weights or computing features.
     source: Any = images if images is None or dataset_name(images) else FolderImages(images)
@@ -155,7 +154,7 @@ def evaluate(
             )
         target_reference = read_reference(reference, reference_extractor)
     check_counts(source, target_reference, n, wanted)
-    device, first = _join_processes(device)
+    device, first = join_processes(device)
     target = best_device(device)
     chosen, others = extractor or "inception", {"dinov2": dinov2, "clip": clip_model}
     groups = by_extractor(wanted, chosen)
@@ -184,17 +183,6 @@ def evaluate(
         _print(evaluation)
     if found is not None and not json:
         shared.print_lines([str(found), f"the ten nearest pairs: {runs[0] / 'memorisation.png'}"], "• ")
-
-
-def _join_processes(device: str | None) -> tuple[str | None, bool]:
-    """Join the other processes, if any. Returns this process's device, and whether it is the main process."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return device, True
-    from accelerate import PartialState
-
-    state = PartialState(cpu=device == "cpu")
-    atexit.register(state.destroy_process_group)
-    return str(state.device), bool(state.is_main_process)
 
 
 def _print(evaluation: Evaluation) -> None:

@@ -248,6 +248,7 @@ def compare(
     samples: Annotated[int, Option(help="Number of samples for the distance.")] = 256,
     out: Annotated[Path | None, Option(help="Output folder. Default: runs/compare-PRESET.")] = None,
     jobs: shared.Jobs = None,
+    gpus: shared.Gpus = 1,
     report: Annotated[bool, Option("--report/--no-report", help="Write OUT/report.html at the end.")] = True,
     open_page: shared.Open = False,
     json: shared.Json = False,
@@ -286,7 +287,7 @@ def compare(
     from scalelong.report import write_report
 
     spec = None if distance == "none" else DistanceSpec(distance, samples)
-    result = run_comparison(variants, chosen_seeds, folder, distance=spec, jobs=jobs, quiet=quiet)
+    result = run_comparison(variants, chosen_seeds, folder, distance=spec, jobs=jobs, gpus=gpus, quiet=quiet)
     if result.signal is not None:
         typer.echo(f"stopped; run the same command again to resume (finished runs are in {folder})", err=True)
         raise typer.Exit(128 + result.signal)

@@ -198,8 +198,10 @@ def _build(kind: Any, values: dict[str, Any]) -> Any:
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
-def run_missing(plan: Plan, runs: Path, jobs: int | None = None, limit: int | None = None, quiet: bool = False) -> bool:
-    """Train what is missing, `limit` runs at most. Returns whether a signal stopped it."""
+def run_missing(
+    plan: Plan, runs: Path, jobs: int | None = None, limit: int | None = None, quiet: bool = False, gpus: int = 1
+) -> bool:
+    """Train what is missing, `limit` runs at most, each on `gpus` GPUs. Returns whether a signal stopped it."""
     from scalelong.experiments.compare import _prepare_data
     from scalelong.experiments.live import Live
     from scalelong.experiments.scheduler import make_slots, run_jobs, usable_cores, visible_gpus
@@ -207,7 +209,7 @@ def run_missing(plan: Plan, runs: Path, jobs: int | None = None, limit: int | No
     tried: set[str] = set()
     while waiting := [job for job in plan.missing(runs) if job.name not in tried][: _left(limit, tried)]:
         _prepare_data(waiting)
-        slots = make_slots(len(waiting), jobs, visible_gpus(), usable_cores())
+        slots = make_slots(len(waiting), jobs, visible_gpus(), usable_cores(), gpus)
         with Live(waiting, quiet=quiet) as display:
             _, signal = run_jobs(waiting, slots, runs / plan.folder.name / "logs", display)
         if signal is not None:

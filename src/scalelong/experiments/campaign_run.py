@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelong._modules import device_of
 from scalelong.experiments.campaign import FORMAT, Distance
 from scalelong.experiments.comparison import POINTS, measure_run, rounded
 from scalelong.experiments.rounding import Rounding, register_rounded
@@ -42,6 +44,8 @@ def run_planned(job: dict[str, Any]) -> int:
     except NonFiniteError as error:
         failure = str(error)
     values = {} if failure else measure.final()
+    if os.environ.get("RANK", "0") != "0":
+        return 0
     write_text(record["path"], json.dumps(make_record(run, record, values, failure), ensure_ascii=False) + "\n")
     return 0
 
@@ -54,6 +58,8 @@ def _sgd(lr: float, name: str, net: nn.Module) -> Any:
 
 class Observed:
     """What a plan measures of the EMA network during training, as `metrics` of `train`: KID and headroom."""
+
+    every_process = True  # each samples its share
 
     def __init__(self, run: Run, config: Config, spec: Distance | None) -> None:
         from scalelong.evaluation.extractors import build_extractor
@@ -76,12 +82,20 @@ class Observed:
 
     def final(self) -> dict[str, float]:
         """The metrics of samples of the trained network."""
-        return self._evaluate(self.spec.final, self.run.net, self.run.step) if self.spec and self.spec.final else {}
+        from scalelong.runs.generate import best_device
+        from scalelong.training.parallel import join_processes
+
+        if self.spec is None or not self.spec.final:
+            return {}
+        device = best_device(join_processes()[0])
+        return self._evaluate(self.spec.final, self.run.net.to(device), self.run.step)
 
     def _evaluate(self, n: int, net: nn.Module, step: int) -> dict[str, float]:
         from scalelong.runs.generate import Request
 
         assert self.spec is not None
+        if hasattr(self.extractor, "to"):
+            self.extractor.to(device_of(net))
         request = Request(n=n, sampler=self.spec.sampler, steps=self.spec.evaluations, batch_size=100)
         result = self.run.evaluate(request, self.reference, self.extractor, net=net, step=step)
         return {name: float(metric.value) for name, metric in result.values.items() if metric.value is not None}

@@ -48,6 +48,7 @@ def run_comparison(
     *,
     distance: DistanceSpec | None = None,
     jobs: int | None = None,
+    gpus: int = 1,
     quiet: bool = False,
 ) -> Result:
     """Train every variant with every seed in OUT/VARIANT-seedN and write OUT/comparison.json.
@@ -60,13 +61,14 @@ def run_comparison(
         seeds: Each seed trains every variant once.
         out: Folder of the runs, of their logs and of comparison.json.
         distance: The Fréchet distance to measure of every run; None measures none.
-        jobs: Runs side by side; by default one per GPU, otherwise one per core.
+        jobs: Runs side by side; by default as many as there are GPUs for, otherwise one per core.
+        gpus: GPUs of one run.
         quiet: Show no progress.
     """
     out = Path(out)
     planned = plan(variants, seeds, out, distance)
     _prepare_data(planned)
-    slots = make_slots(len(planned), jobs, visible_gpus(), usable_cores())
+    slots = make_slots(len(planned), jobs, visible_gpus(), usable_cores(), gpus)
     with Live(planned, quiet=quiet) as display:
         endings, signal = run_jobs(planned, slots, out / "logs", display)
     comparison = Comparison(

@@ -21,7 +21,7 @@ from scalelong.errors import ScaleLongError, invalid
 from scalelong.files import write_text
 from scalelong.progress import track
 from scalelong.robustness import LocalLipschitz, Sensitivity, local_lipschitz, measure_sensitivity
-from scalelong.runs.generate import Request
+from scalelong.runs.generate import Request, best_device
 from scalelong.training.examples import Batch, Examples
 
 if TYPE_CHECKING:
@@ -104,8 +104,10 @@ def measure_run_robustness(
         if value < least:
             raise invalid(name, f"an integer >= {least}", value)
     variances = sorted({0.0, *map(float, variances)})
-    objective, net = run.objective, run.net.eval()
+    objective, device = run.objective, best_device()
+    net = run.net.to(device).eval()
     batch, split = _held_out(run, images)
+    batch = batch.to(device)
     edges = tuple(objective.process.t_max * k / bins for k in range(bins + 1))
     sensitivity = measure_sensitivity(
         Denoiser(net), objective, batch.x_0, batch.t, batch.eps, make_conditions(batch.y, batch.context),

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 
 from scalelong.errors import invalid
 from scalelong.experiments.plan import Job
-from scalelong.experiments.worker import is_finished
+from scalelong.experiments.worker import JOB, is_finished
 from scalelong.runs.logs import last_lines
 
 if TYPE_CHECKING:
     from scalelong.experiments.live import Live
 
 WORKER = [sys.executable, "-m", "scalelong.experiments.worker"]
+LAUNCH = ["-m", "torch.distributed.run", "--standalone"]  # --standalone: a free port of its own
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Each run is a single process, even if the comparison itself was launched by torchrun.
+# Each run has processes of its own, even if the comparison itself was launched by torchrun.
 DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 POLL = 0.2  # seconds between two checks of the processes
 GRACE = 60.0  # seconds to write a checkpoint if the scheduler itself fails
@@ -33,28 +34,41 @@ GRACE = 60.0  # seconds to write a checkpoint if the scheduler itself fails
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one job at a time, with the environment variables of its process."""
+    """Room for one job at a time, with the environment variables of its processes."""
 
     name: str
     environment: dict[str, str] = field(default_factory=dict)
+    processes: int = 1
+
+    @property
+    def command(self) -> list[str]:
+        if self.processes == 1:
+            return WORKER
+        return [WORKER[0], *LAUNCH, f"--nproc-per-node={self.processes}", *WORKER[1:]]
 
 
-def make_slots(jobs: int, limit: int | None, gpus: Sequence[str], cores: int) -> list[Slot]:
-    """Slots for `jobs` runs: one per GPU, otherwise one per core, or `limit` (--jobs) of them.
+def make_slots(jobs: int, limit: int | None, gpus: Sequence[str], cores: int, per_run: int = 1) -> list[Slot]:
+    """Slots for `jobs` runs: one per `per_run` GPUs, otherwise one per core, or `limit` (--jobs) of them.
 
     The cores are divided among the slots. Two torch processes of two threads each on two cores slow each other down up
     to fifty-fold, because their threads spin while they wait. A smaller OMP_NUM_THREADS of the user is respected.
     """
     if limit is not None and limit < 1:
         raise invalid("--jobs", "an integer >= 1", limit)
-    count = max(1, min(jobs, limit or len(gpus) or cores))
-    threads, own = max(1, cores // count), os.environ.get("OMP_NUM_THREADS", "")
+    if per_run < 1 or per_run > max(1, len(gpus)):
+        raise invalid("--gpus", f"an integer from 1 to {max(1, len(gpus))}, the visible GPUs", per_run)
+    groups = [",".join(gpus[k : k + per_run]) for k in range(0, len(gpus) - per_run + 1, per_run)]
+    count = max(1, min(jobs, limit or len(groups) or cores))
+    threads, own = max(1, cores // (count * per_run)), os.environ.get("OMP_NUM_THREADS", "")
     if own.isdecimal() and int(own):
         threads = min(threads, int(own))
     environment = dict.fromkeys(THREADS, str(threads))
     if not gpus:
         return [Slot(f"{threads} thread(s)", environment)] * count
-    return [Slot(f"gpu {gpu}", environment | {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in islice(cycle(gpus), count)]
+    return [
+        Slot(f"gpu {group}", environment | {"CUDA_VISIBLE_DEVICES": group}, per_run)
+        for group in islice(cycle(groups), count)
+    ]
 
 
 def usable_cores() -> int:
@@ -138,6 +152,8 @@ def run_jobs(
                     free.insert(0, one.slot)
                     one.process.communicate()  # closes its standard input
                     code = one.process.returncode
+                    if code == 1 and received and one.slot.processes > 1:
+                        code = 128 + signal.SIGTERM  # torchrun's own code, after its processes have stopped
                     lines = last_lines(logs / f"{one.job.name}.log") if code else []
                     ending = Ending(one.job, code, tuple(lines), time.monotonic() - one.started)
                     endings[one.job.name] = ending
@@ -160,16 +176,13 @@ def _start(job: Job, slot: Slot, logs: Path) -> _Running:
     logs.mkdir(parents=True, exist_ok=True)
     distance = None if job.distance is None else asdict(job.distance)
     message = {"config": job.config.to_dict(), "folder": str(job.folder), "distance": distance, "record": job.record}
+    own = {key: value for key, value in os.environ.items() if key not in DISTRIBUTED}
     with open(logs / f"{job.name}.log", "ab") as log:
         process = subprocess.Popen(
-            WORKER, stdin=subprocess.PIPE, stdout=log, stderr=log,
-            env={key: value for key, value in os.environ.items() if key not in DISTRIBUTED} | slot.environment,
+            slot.command, stdout=log, stderr=log, env=own | slot.environment | {JOB: json.dumps(message)},
+            stdin=subprocess.PIPE,  # stays open: when it closes, every process of the run knows that we are gone
             start_new_session=True,  # a Ctrl-C in the terminal reaches only us, and we forward it once
         )  # fmt: skip
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # the process may have ended already; its log says why
-        process.stdin.write(json.dumps(message).encode() + b"\n")
-        process.stdin.flush()  # stays open: when it closes, the run knows that the comparison is gone
     return _Running(job, slot, process, time.monotonic())
 
 

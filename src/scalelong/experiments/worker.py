@@ -1,7 +1,8 @@
-"""One run of a comparison in its own process: `python -m scalelong.experiments.worker` with the job on standard input.
+"""One run of a comparison in its own processes: `python -m scalelong.experiments.worker`, the job in $SCALELONG_JOB.
 
-Standard input stays open while the comparison lives. When it closes (the comparison was killed, for example), the run
-stops as on SIGTERM: it writes a checkpoint, so nothing keeps training unnoticed and the same command resumes.
+torchrun starts it once per GPU. Standard input stays open while the comparison lives. When it closes (the comparison
+was killed, for example), the run stops as on SIGTERM: it writes a checkpoint, so nothing keeps training unnoticed and
+the same command resumes.
 """
 
 import json
@@ -18,17 +19,14 @@ from scalelong.models.imports import import_networks
 from scalelong.runs.config import Config
 from scalelong.runs.run import Run
 
+JOB = "SCALELONG_JOB"  # JSON, in the environment: every process of a run reads it
 LOCK_TIMEOUT = 30.0  # seconds to wait for an earlier process of the same run to write its last checkpoint
 
 
 def main() -> None:
-    source, line = sys.stdin.fileno(), b""
-    # Without a buffer: Python cannot shut down while a thread waits inside a buffered read.
-    while not line.endswith(b"\n") and (part := os.read(source, 1 << 16)):
-        line += part
-    threading.Thread(target=_stop_when_closed, args=(source,), daemon=True).start()
+    threading.Thread(target=_stop_when_closed, args=(sys.stdin.fileno(),), daemon=True).start()
     try:
-        raise SystemExit(run_job(json.loads(line)))
+        raise SystemExit(run_job(json.loads(os.environ[JOB])))
     except (ScaleLongError, MissingExtraError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -83,8 +81,9 @@ def measure_distance(run: Run, spec: DistanceSpec) -> None:
     """Compare samples of the run's EMA network with its training data and write RUN/distance.json."""
     from scalelong.evaluation import build_extractor
     from scalelong.runs.generate import Request, best_device
+    from scalelong.training.parallel import join_processes
 
-    device, sampling = best_device(), run.config.sample
+    device, sampling = best_device(join_processes()[0]), run.config.sample
     request = Request(
         n=spec.n, sampler=sampling.sampler, steps=spec.evaluations or sampling.steps, guidance=sampling.guidance,
         batch_size=min(spec.n, 256),
@@ -94,6 +93,7 @@ def measure_distance(run: Run, spec: DistanceSpec) -> None:
 
 
 def _stop_when_closed(source: int) -> None:
+    # Without a buffer: Python cannot shut down while a thread waits inside a buffered read.
     while os.read(source, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
