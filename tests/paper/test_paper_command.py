@@ -40,10 +40,18 @@ def test_a_dry_run_prints_commands_and_cost_and_trains_nothing(size, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_for_several_gpus_prints_how_to_launch_them():
+    words = ("table-4", "--size", "paper", "--dry-run", "--seeds", "1", "--gpus", "8", "--memory", "40")
+    lines = [line for line in typed(*words).stdout.splitlines() if not line.startswith("#")]
+    assert lines
+    assert all(line.startswith("accelerate launch --multi_gpu --num_processes 8 -m scalelong ") for line in lines)
+
+
 def test_a_dry_run_prints_json(tmp_path):
     facts = json.loads(typed("figure-11", "--size", "paper", "--dry-run", "--json", "--seeds", "1").stdout)
     assert facts["item"] == "figure-11"
     assert [line.split()[1] for line in facts["commands"]] == ["train", "evaluate"] * 2
+    assert facts["studies"]["cifar10"]["training"] > facts["studies"]["cifar10"]["evaluation"] > 0
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from paper_runs import TINY, train_tiny
 
 from scalelong.errors import RunError, ScaleLongError, UnknownNameError
-from scalelong.paper import inputs, quality
+from scalelong.paper import inputs, networks, quality
 from scalelong.paper.items import ITEMS
 from scalelong.paper.judge import OPEN, VERDICTS
 from scalelong.paper.networks import decay, learned_kappas, norms_in_training, share_inside
@@ -157,6 +158,27 @@ def test_norms_are_measured_at_initialization_and_at_every_checkpoint(runs):
     start = block_norms(net, x_t, examples.process.network_time(batch.t), iterations=30)
     assert found[0] == pytest.approx(start.norms, abs=1e-4)
     assert found[12] != found[0]
+
+
+def test_analyses_of_finished_runs_use_the_device(runs, monkeypatch):
+    """Figures 3c, 7 and 11. `meta` stands for a GPU: nothing may stay on the CPU, and the first result read fails."""
+    from scalelong.runs import generate
+
+    monkeypatch.setattr(generate, "best_device", lambda name=None: torch.device("meta"))
+    monkeypatch.setattr("scalelong.experiments.robustness.best_device", generate.best_device)
+    folder = runs / "tiny" / "ls-seed0"
+    for analyse in (inputs.sensitivity, networks.norms_in_training):
+        with pytest.raises((RuntimeError, NotImplementedError), match="copy out of meta|called on meta tensors"):
+            analyse(folder)
+    seen = []
+
+    def describe(net, *inputs, **conditions):
+        seen.extend(tensor.device.type for tensor in (*net.parameters(), *inputs, *conditions.values()))
+        return SimpleNamespace(rows=())
+
+    monkeypatch.setattr("scalelong.skips.describe", describe)
+    networks.learned_kappas(folder)
+    assert set(seen) == {"meta"}
 
 
 def test_extra_noise_does_not_depend_on_the_global_seed(runs):

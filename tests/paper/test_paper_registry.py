@@ -10,8 +10,9 @@ import pytest
 import typer
 
 from scalelong.errors import UnknownNameError
+from scalelong.paper.cost import NETWORK, NVLINK, cost_of, describe_cost, minutes_on_two_cores, step_time, table
 from scalelong.paper.items import ITEMS, find_item
-from scalelong.paper.run import Options, cost_of, describe_cost, minutes_on_two_cores
+from scalelong.paper.run import Options
 from scalelong.paper.study import name_of
 from scalelong.scaling import LearnableScaling
 from scalelong.training.presets import PRESETS, choose
@@ -82,19 +83,69 @@ def test_gpu_hours_follow_from_flop_steps_and_runs():
     # attention adds 4·L²·D in each of 13 blocks.
     dense = 3 * 2 * 44e6 * 257 * 64
     attention = 3 * 13 * 4 * 257**2 * 512 * 64
-    assert cost["flop"] == pytest.approx(dense + attention, rel=0.05)
-    assert cost["runs"] == 2
-    assert cost["hours"] == pytest.approx(2 * 45_000 * cost["flop"] / (312e12 * 0.35) / 3600)
-    assert cost_of(study.changed((0, 1), 90_000), "paper")["hours"] == pytest.approx(4 * cost["hours"])
+    assert cost.flop == pytest.approx(dense + attention, rel=0.05)
+    assert cost.runs == 2
+    assert cost.training == pytest.approx(2 * 45_000 * cost.flop / (312e12 * 0.35) / 3600)
+    assert cost_of(study.changed((0, 1), 90_000), "paper").training == pytest.approx(4 * cost.training)
+    # 50,000 samples at the end and 10,000 every 5,000 steps, of 50 evaluations, each a third of a training image's FLOP
+    samples = 50_000 + 9 * 10_000
+    assert cost.evaluation == pytest.approx(
+        2 * samples * (50 * cost.flop / 3 / 64 + 11.4e9) / (312e12 * 0.35) / 3600, rel=0.01
+    )
+    # one checkpoint at 50,000 steps or the end, of 16 bytes per weight; model/ and the best network; 60,000 images
+    assert cost.disk == pytest.approx(2 * cost.parameters * (16 + 4 + 4))
+    assert cost.data == 60_000 * 3 * 32 * 32
+
+
+def test_a_study_with_captions_counts_latents_tokens_and_encoders():
+    cost = cost_of(ITEMS["table-1"].paper[6].changed((0,), None), "paper")
+    images = 118_287 + 40_504
+    tokens, latents = 5 * 77 * 768 * 2, 2 * 4 * 32 * 32 * 4
+    assert cost.data == images * (3 * 256**2 + latents + tokens)
+    assert cost.encoding == pytest.approx(images * (273e9 + 5 * 13.3e9) / (312e12 * 0.35) / 3600)
+
+
+def test_more_gpus_divide_the_work_until_gradients_take_longer_than_backward():
+    flop, parameters = 216e12, 131e6  # U-ViT-M with batch 1,024
+    one, eight, many = (step_time(flop, parameters, gpus) for gpus in (1, 8, 64))
+    assert one.exposed == one.exchange == 0
+    assert eight.compute == pytest.approx(one.compute / 8)
+    assert eight.exchange == pytest.approx(2 * 4 * parameters * 7 / 8 / NVLINK)  # a ring sends 2(n − 1)/n of the bytes
+    assert eight.exposed < 0.01 * eight.compute  # all but the last bucket is hidden
+    assert many.exposed == pytest.approx(2 * 4 * parameters * 63 / 64 / NETWORK - 2 / 3 * many.compute)
+    assert one.seconds / 64 < many.seconds < eight.seconds
+
+
+def test_the_page_about_scale_has_the_table_of_the_model():
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert table() in page  # else: python -m scalelong.paper.cost
+
+
+def test_commands_use_the_gpus_and_fit_them():
+    item = ITEMS["table-1"]
+    one, eight = (Options(size="paper", gpus=g, memory=m).studies(item) for g, m in ((1, 24), (8, 40)))
+    lines = [line for study in one for line in study.commands(Path("runs"))]
+    assert all(line.startswith(("scalelong train ", "scalelong evaluate ")) for line in lines)
+    parts = {study.preset: [s for s in study.settings if s.startswith("train.")] for study in one}
+    assert parts["imagenet64-uvit-m"] == parts["imagenet64-unet"] == ["train.accumulate=8"]
+    assert parts["imagenet64-uvit-l"] == ["train.accumulate=16"]
+    assert parts["cifar10-uvit-s"] == []
+    assert not any(s.startswith("train.") for study in eight for s in study.settings)
+    launch = "accelerate launch --multi_gpu --num_processes 8 -m scalelong "
+    lines = [line for study in eight for line in study.commands(Path("runs"), 8)]
+    assert all(line.startswith((launch + "train ", launch + "evaluate ")) for line in lines)
 
 
 def test_costs_state_their_assumptions():
-    full = describe_cost(ITEMS["figure-11"], Options(size="paper"))
-    assert len(full) == len(ITEMS["figure-11"].paper) + 1
+    full = describe_cost(ITEMS["figure-11"], ITEMS["figure-11"].paper, "paper")
+    text = "\n".join(full)
+    for word in ("training", "evaluation", "preparation of celeba64", "disk", "on 8, 16, 32, 64 GPUs", "docs/scale.md"):
+        assert word in text
     assert "GPU-hours" in full[-1]
     assert "A100" in full[-1]
     assert "35%" in full[-1]
-    small = describe_cost(ITEMS["figure-7"], Options())
+    small = describe_cost(ITEMS["figure-7"], ITEMS["figure-7"].cpu, "cpu")
+    assert "GB" in small[-1]
     assert "min on 2 cores" in small[-1]
     assert all(0 < minutes_on_two_cores(item) < 60 for item in ITEMS.values())
 

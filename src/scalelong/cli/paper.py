@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from scalelong.cli._shared import Jobs, Json, Quiet, console, echo_json, print_lines, print_table
+from scalelong.cli._shared import Gpus, Jobs, Json, Quiet, console, echo_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from scalelong.paper.items import Item
@@ -24,6 +24,10 @@ def paper(
     ] = None,
     steps: Annotated[int | None, Option(help="Steps of every run. Default: the item's.")] = None,
     jobs: Jobs = None,
+    gpus: Gpus = 1,
+    memory: Annotated[
+        float | None, Option(help="GiB of one GPU, which paper-size runs are made to fit. Default: this machine's.")
+    ] = None,
     train: Annotated[bool, Option("--train/--no-train", help="Train missing runs, or judge the finished ones.")] = True,
     runs: Annotated[Path, Option(help="Folder of the runs, shared between items.")] = Path("runs/paper"),
     out: Annotated[Path, Option(help="Folder for ITEM.json and ITEM.png.")] = Path("results/paper"),
@@ -41,7 +45,7 @@ def paper(
 
       scalelong paper figure-1
 
-      scalelong paper table-1 --size paper --dry-run
+      scalelong paper table-1 --size paper --dry-run --gpus 8 --memory 40
 
       scalelong paper all --no-train; scalelong paper page
     """
@@ -50,7 +54,10 @@ def paper(
     from scalelong.paper.run import Options
 
     chosen = None if seeds is None else parse_seeds(seeds)
-    options = Options(size=size, runs=runs, results=out, seeds=chosen, steps=steps, jobs=jobs, train=train, quiet=quiet)
+    options = Options(
+        size=size, runs=runs, results=out, seeds=chosen, steps=steps, jobs=jobs, gpus=gpus, memory=memory, train=train,
+        quiet=quiet,
+    )  # fmt: skip
     if item == "list":
         _list(options, json)
     elif item == "page":
@@ -103,13 +110,19 @@ def _run(item: Item, options: Options, dry_run: bool, json: bool) -> None:
 
 
 def _dry_run(item: Item, options: Options, json: bool) -> None:
-    from scalelong.paper.run import describe_cost
+    from dataclasses import asdict, replace
 
-    commands = [line for study in options.studies(item) for line in study.commands(options.runs)]
+    from scalelong.paper.cost import cost_of, describe_cost
+
+    if options.memory is None and options.size == "paper":
+        options = replace(options, memory=24 if options.gpus == 1 else 40)
+    studies = options.studies(item)
+    commands = [line for study in studies for line in study.commands(options.runs, options.gpus)]
     commands += item.commands if options.size == "paper" else ()
-    costs = describe_cost(item, options)
+    costs = describe_cost(item, studies, options.size, options.gpus)
     if json:
-        echo_json({"item": item.name, "commands": commands, "cost": costs})
+        each = {study.name: asdict(cost_of(study, options.size, options.gpus)) for study in studies}
+        echo_json({"item": item.name, "commands": commands, "cost": costs, "studies": each})
         return
     typer.echo(f"# {item.name}: {item.title} ({options.size} size)")
     for line in (*(f"# {cost}" for cost in costs), *commands):
@@ -117,8 +130,9 @@ def _dry_run(item: Item, options: Options, json: bool) -> None:
 
 
 def _list(options: Options, json: bool) -> None:
+    from scalelong.paper.cost import minutes_on_two_cores
     from scalelong.paper.items import ITEMS
-    from scalelong.paper.run import minutes_on_two_cores, read_result
+    from scalelong.paper.run import read_result
 
     rows = [
         {

@@ -50,19 +50,22 @@ def learned_kappas(folder: Path) -> list[float]:
     """Return κ_1 … κ_N of a run's EMA network on Gaussian inputs."""
     import torch
 
+    from scalelong.runs.generate import best_device
     from scalelong.runs.run import load_run
     from scalelong.skips import describe
 
-    run = load_run(folder)
+    run, device = load_run(folder), best_device()
     n, shapes, process = GAUSSIAN_INPUTS, run.facts.shapes, run.process
     x = torch.randn(n, shapes.channels, shapes.size, shapes.size, generator=torch.Generator().manual_seed(0))
     t = process.network_time(torch.full((n,), float(process.t_max)))
-    conditions: dict[str, Any] = {}
+    conditions: dict[str, torch.Tensor] = {}
     if shapes.label_rows:
         conditions["y"] = torch.arange(n) % shapes.label_rows
     if shapes.text_tokens:
         conditions["context"] = torch.zeros(n, shapes.text_tokens, shapes.text_width or 1)
-    coefficients = [row.coefficient for row in describe(run.net, x, t, **conditions).rows]
+    inputs = {name: value.to(device) for name, value in conditions.items()}
+    rows = describe(run.net.to(device), x.to(device), t.to(device), **inputs).rows
+    coefficients = [row.coefficient for row in rows]
     return [float("nan") if value is None else round(value, 5) for value in coefficients]
 
 
@@ -139,14 +142,15 @@ def norms_in_training(folder: Path) -> dict[int, list[float]]:
     from safetensors.torch import load_file
 
     from scalelong.robustness import block_norms
+    from scalelong.runs.generate import best_device
     from scalelong.runs.run import Run, build_network
     from scalelong.training.examples import Examples
 
     run = Run(folder)
-    config = run.config
-    net = build_network(config, run.facts.shapes).eval()
+    config, device = run.config, best_device()
+    net = build_network(config, run.facts.shapes).to(device).eval()
     objective = run.objective
-    batch = Examples(config, config.data.validation).probe(IMAGES)
+    batch = Examples(config, config.data.validation).probe(IMAGES).to(device)
     x_t, t = objective.network_inputs(objective.process.add_noise(batch.x_0, batch.eps, batch.t), batch.t)
     conditions: dict[str, Any] = {k: v for k, v in {"y": batch.y, "context": batch.context}.items() if v is not None}
     norms: dict[int, list[float]] = {}

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from scalelong._text import with_interval
+from scalelong.paper.cost import minutes_on_two_cores
 from scalelong.paper.items import ITEMS
 from scalelong.paper.judge import VERDICTS
-from scalelong.paper.run import RESULTS, minutes_on_two_cores, read_result
+from scalelong.paper.run import RESULTS, read_result
 
 PAGE = Path("docs") / "paper.md"
 INTRODUCTION = Path(__file__).with_name("page.md")

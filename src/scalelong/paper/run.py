@@ -1,8 +1,7 @@
-"""Run an item: train what is missing, analyse, judge, write results/paper/ITEM.json and .png. Also: what it costs."""
+"""Run an item: train what is missing, analyse, judge, write results/paper/ITEM.json and .png."""
 
 import json
 import signal
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,10 @@ from scalelong.files import read_json, write_text
 from scalelong.paper.items import SIZES, Item
 from scalelong.paper.judge import VERDICTS
 from scalelong.paper.study import Study, read_trained
-from scalelong.scaling import NoScaling
 
 FORMAT = 1
 RUNS = Path("runs") / "paper"
 RESULTS = Path("results") / "paper"
-
-GPU = "A100, 312 TFLOP/s in fp16"
-PEAK = 312e12  # FLOP/s
-UTILIZATION = 0.35
-CORES = 2
 
 
 @dataclass(frozen=True)
@@ -34,6 +27,8 @@ class Options:
     seeds: tuple[int, ...] | None = None
     steps: int | None = None
     jobs: int | None = None
+    gpus: int = 1  # of one run
+    memory: float | None = None  # GiB of one GPU
     train: bool = True
     quiet: bool = False
 
@@ -44,7 +39,17 @@ class Options:
             raise invalid("--steps", "an integer >= 1", self.steps)
 
     def studies(self, item: Item) -> list[Study]:
-        return item.studies(self.size, self.seeds, self.steps)
+        """Return the studies, whose runs fit on the GPUs if their memory is known."""
+        studies = item.studies(self.size, self.seeds, self.steps)
+        memory = self.memory or visible_memory()
+        return studies if memory is None or self.size == "cpu" else [s.fitted(self.gpus, memory) for s in studies]
+
+
+def visible_memory() -> float | None:
+    """Return the GiB of this machine's first GPU, None without one."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory / 2**30 if torch.cuda.is_available() else None
 
 
 class StoppedError(Exception):
@@ -112,12 +117,12 @@ def train_study(study: Study, options: Options) -> list[str]:
     from scalelong.experiments.compare import run_comparison
 
     if study.records is not None and (study.records / PLAN).exists():
-        if run_missing(read_plan(study.records), options.runs, options.jobs, quiet=options.quiet):
+        if run_missing(read_plan(study.records), options.runs, options.jobs, quiet=options.quiet, gpus=options.gpus):
             raise StoppedError(signal.SIGTERM)
         return []
     result = run_comparison(
         study.variants(), study.seeds, options.runs / study.name, distance=study.distance, jobs=options.jobs,
-        quiet=options.quiet,
+        gpus=options.gpus, quiet=options.quiet,
     )  # fmt: skip
     if result.signal is not None:
         raise StoppedError(result.signal)
@@ -140,44 +145,3 @@ def read_result(path: Path) -> dict[str, Any] | None:
     if result is None or result.get("format") != FORMAT:
         raise RunError(f"{path} is not a result in format {FORMAT}; write it again with `scalelong paper`")
     return result
-
-
-def cost_of(study: Study, size: str) -> dict[str, float]:
-    """Return the FLOP per step of the unscaled network, and the hours of one GPU or CPU core for all runs.
-
-    Scaling adds less than a thousandth to the FLOP.
-    """
-    from scalelong.training.presets import size_of
-
-    network = size_of(study.config(NoScaling()))
-    runs, flop = len(study.scalings) * len(study.seeds), float(network["flop_per_step"])
-    seconds = study.seconds if size == "cpu" else study.steps * flop / (PEAK * UTILIZATION)
-    return {"runs": runs, "batch": network["batch_size"], "flop": flop, "hours": runs * seconds / 3600}
-
-
-def minutes_on_two_cores(item: Item, studies: Sequence[Study] | None = None) -> float:
-    """Estimate the minutes of a CPU item if nothing is trained yet; items that share runs take less."""
-    return sum(len(s.scalings) * len(s.seeds) * s.seconds for s in studies or item.cpu) / 60 / CORES + item.minutes
-
-
-def describe_cost(item: Item, options: Options) -> list[str]:
-    """Describe the cost, one line per study and one for the total."""
-    studies = options.studies(item)
-    costs = [cost_of(study, options.size) for study in studies]
-    lines = []
-    for study, cost in zip(studies, costs, strict=True):
-        hours = cost["hours"]
-        amount = f"{hours:,.0f} GPU-hours" if options.size == "paper" else f"{60 * hours:.0f} min of one core"
-        lines.append(
-            f"{study.name}: {cost['runs']} runs × {study.steps:,} steps of {cost['batch']} images, "
-            f"{cost['flop'] / 1e12:.3g} TFLOP per step: {amount}"
-        )
-    if options.size == "paper":
-        total = (
-            f"{sum(cost['hours'] for cost in costs):,.0f} GPU-hours on one {GPU}, at {UTILIZATION:.0%} utilization, "
-            "for training without validation, samples and FID. The paper's own 6.7 h for 200,000 steps of 32 CIFAR-10 "
-            "images are about 6 % of the peak, so it may take several times as long"
-        )
-    else:
-        total = f"about {minutes_on_two_cores(item, studies):.0f} min on {CORES} cores, including runs that items share"
-    return [*lines, f"total: {total}"]

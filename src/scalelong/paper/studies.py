@@ -72,7 +72,7 @@ DEEP = replace(
 # FID-10k during training uses DPM-Solver-fast with 50 evaluations, whatever sampler makes the final samples.
 _FID_10K = ("evaluate.every=5000", "evaluate.n=10000", "sample.sampler=dpm-solver-fast", "sample.steps=50")
 _FID_50K, _FID_30K = DistanceSpec("inception", 50_000), DistanceSpec("inception", 30_000)
-_CHECKPOINTS = "checkpoint.keep=50"
+_CHECKPOINTS = ("checkpoint.every=50000", "checkpoint.keep=10")  # figure 11 reads all of them
 
 
 def _study(name: str, preset: str, kappa: float, steps: int, label: str, *settings: str) -> Study:
@@ -85,9 +85,9 @@ def _changed(study: Study, name: str, label: str, *settings: str) -> Study:
 
 
 # For tables and for measurements inside the network.
-CIFAR = _study("cifar10", "cifar10-uvit-s", 0.5, 500_000, "CIFAR-10, U-ViT-S/2", _CHECKPOINTS)
+CIFAR = _study("cifar10", "cifar10-uvit-s", 0.5, 500_000, "CIFAR-10, U-ViT-S/2", *_CHECKPOINTS)
 CIFAR_UNET = _study("cifar10-unet", "cifar10-unet", 0.5, 500_000, "CIFAR-10, U-Net")
-CELEBA = _study("celeba64", "celeba64-uvit-s", 0.5, 500_000, "CelebA 64, U-ViT-S/4", _CHECKPOINTS)
+CELEBA = _study("celeba64", "celeba64-uvit-s", 0.5, 500_000, "CelebA 64, U-ViT-S/4", *_CHECKPOINTS)
 IMAGENET_M = _study("imagenet64-m", "imagenet64-uvit-m", 0.7, 300_000, "ImageNet 64, U-ViT-M/4")
 IMAGENET_L = _study("imagenet64-l", "imagenet64-uvit-l", 0.7, 300_000, "ImageNet 64, U-ViT-L/4")
 IMAGENET_UNET = _study("imagenet64-unet", "imagenet64-unet", 0.7, 300_000, "ImageNet 64, U-Net")

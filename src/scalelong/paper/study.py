@@ -61,6 +61,14 @@ class Study:
         seconds = self.seconds * steps / self.steps
         return replace(study, name=f"{self.name}-{steps}-steps", steps=steps, seconds=seconds, records=None)
 
+    def fitted(self, gpus: int, gib: float) -> Study:
+        """Return the study with the settings that its runs need on `gpus` GPUs of `gib` GiB each."""
+        from scalelong.training.memory import fit
+
+        needed = fit(self.config(self.scalings[0]), gpus, gib)
+        words = (f"{key}={str(value).lower()}" for key, value in needed.items())
+        return replace(self, settings=(*self.settings, *words))
+
     def config(self, spec: Scaling) -> Config:
         from scalelong.training.presets import choose
 
@@ -71,20 +79,21 @@ class Study:
         """Return one variant per scaling: none, uniform, cs-0.7, …"""
         return check_variants([Variant(name_of(spec), self.config(spec)) for spec in self.scalings])
 
-    def commands(self, out: Path) -> list[str]:
+    def commands(self, out: Path, gpus: int = 1) -> list[str]:
         """Return the same runs as `scalelong train` commands, each followed by its FID if the study measures it."""
+        launch = f"accelerate launch --multi_gpu --num_processes {gpus} -m scalelong" if gpus > 1 else "scalelong"
         lines = []
         for seed in self.seeds:
             for spec in self.scalings:
                 kind, kappa, options = arguments(spec)
-                words = ["scalelong", "train", self.preset, "--scaling", kind]
+                words = [*launch.split(), "train", self.preset, "--scaling", kind]
                 words += ["--kappa", f"{kappa:g}"] if kappa is not None else []
                 words += ["--steps", str(self.steps), "--seed", str(seed)]
                 words += [word for setting in (*self.settings, *options) for word in ("--set", setting)]
                 folder = str(out / self.name / f"{name_of(spec)}-seed{seed}")
                 lines.append(shlex.join([*words, "--out", folder]))
                 if self.distance is not None and self.distance.extractor == "inception":
-                    lines.append(shlex.join(["scalelong", "evaluate", folder, "--n", str(self.distance.n)]))
+                    lines.append(shlex.join([*launch.split(), "evaluate", folder, "--n", str(self.distance.n)]))
         return lines
 
 
