@@ -10,6 +10,7 @@ cores: the record has the load and the spread. CPU times do not.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import subprocess
@@ -25,7 +26,8 @@ import torch
 from scalelong.runs.config import override
 from scalelong.training.examples import Examples
 from scalelong.training.presets import preset
-from scalelong.training.trainer import Trainer
+from scalelong.training.trainer import Trainer, _adamw
+from scalelong.training.update import Ema, Update
 
 PRESETS = {"digits-uvit": 10, "cifar10-tiny": 1}  # steps per turn
 ROUNDS = 8
@@ -39,13 +41,17 @@ def measure(name: str, steps: int, rounds: int) -> dict[str, Any] | None:
     trainer = Trainer(config, Examples(config, "train"))
     main, size = trainer.accelerator.is_main_process, config.train.batch_size
 
-    def local(images: int) -> None:  # a step that exchanges nothing: the network without DDP
+    net = copy.deepcopy(trainer.ema.net).requires_grad_(True).train()  # has none of DDP's hooks
+    average = Ema(net, config.ema.decay, config.ema.warmup)
+    update = Update(config.train, _adamw(config, net), average, None, trainer.accelerator.device)
+
+    def local(images: int) -> None:  # a step that exchanges nothing
         number = trainer.progress.step + 1
         batch = trainer.examples.batch(number, 0, images).to(trainer.accelerator.device)
-        trainer.net.zero_grad(set_to_none=True)
-        loss = trainer.losses(batch, trainer.net).mean()
+        net.zero_grad(set_to_none=True)
+        loss = trainer.losses(batch, net).mean()
         loss.backward()
-        trainer.update.apply(number, loss.detach(), trainer._clipped_norm())
+        update.apply(number, loss.detach(), torch.nn.utils.clip_grad_norm_(net.parameters(), config.train.clip or 1e9))
 
     cases: dict[str, Callable[[], Any]] = dict(
         zip(CASES, (lambda: local(size) if main else None, trainer.step, lambda: local(size // 2)), strict=True)

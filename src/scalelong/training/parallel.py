@@ -35,6 +35,7 @@ def make_accelerator(t: TrainConfig) -> Any:
         raise InvalidValueError("train.precision=fp16 needs a CUDA GPU; use --set train.precision=bf16 or fp32")
     # accelerate shards on GPUs only, and casts norms to bf16: the sharding is ours, the same on CPUs and GPUs.
     os.environ.pop("ACCELERATE_USE_FSDP", None)
+    _join_again()
     AcceleratorState._reset_state()  # an earlier run in this process may have used another precision
     # accelerate joins CPU processes only if asked; otherwise each would consider itself the only one
     many = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -55,12 +56,29 @@ def make_accelerator(t: TrainConfig) -> Any:
     return accelerator
 
 
+def _join_again() -> None:
+    """After a restart by torchrun, join with keys of its own.
+
+    torchrun keeps one store for all attempts, in which the addresses of the lost processes are still found.
+    """
+    attempt, elastic = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
+    if attempt == "0" or elastic != "True" or dist.is_initialized():
+        return
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False)
+    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=world)
+
+
 def join_processes(device: str | None = None) -> tuple[str | None, bool]:
     """Join the other processes outside training. Returns this process's device, and whether it is the main process."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return device, True
     from accelerate import PartialState
 
+    _join_again()
     state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
     atexit.register(state.destroy_process_group)
     return str(state.device), bool(state.is_main_process)
