@@ -41,8 +41,8 @@ class Options:
     def studies(self, item: Item) -> list[Study]:
         """Return the studies, whose runs fit on the GPUs if their memory is known."""
         studies = item.studies(self.size, self.seeds, self.steps)
-        memory = self.memory or visible_memory()
-        return studies if memory is None or self.size == "cpu" else [s.fitted(self.gpus, memory) for s in studies]
+        memory = None if self.size == "cpu" else self.memory or visible_memory()
+        return studies if memory is None else [study.fitted(self.gpus, memory) for study in studies]
 
 
 def visible_memory() -> float | None:
