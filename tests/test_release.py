@@ -84,9 +84,11 @@ def make(folder, path=None):
 
 @pytest.fixture(scope="module")
 def base(dist, tmp_path_factory):
-    python, site = make(tmp_path_factory.mktemp("base") / "venv")
+    folder = tmp_path_factory.mktemp("base")
+    python, site = make(folder / "venv")
     run(python, "-m", "pip", "install", "-q", "scalelong", env=environment(dist))
-    return python, site
+    yield python, site
+    shutil.rmtree(folder)  # more than a gigabyte, which pytest would keep
 
 
 def test_the_wheel_holds_the_package_with_its_trained_network_and_nothing_else(dist):
@@ -138,9 +140,11 @@ def test_the_base_install_scales_and_monitors_and_names_what_the_command_needs(b
 @pytest.fixture(scope="module")
 def trained(dist, base, tmp_path_factory):
     """The extra [train] on top of the base."""
-    python, _ = make(tmp_path_factory.mktemp("train") / "venv", base[1])
+    folder = tmp_path_factory.mktemp("train")
+    python, _ = make(folder / "venv", base[1])
     run(python, "-m", "pip", "install", "-q", "scalelong[train]", env=environment(dist))
-    return python
+    yield python
+    shutil.rmtree(folder)
 
 
 def test_the_train_extra_samples_trains_and_reports(trained, tmp_path):
