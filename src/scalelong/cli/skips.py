@@ -81,8 +81,9 @@ def tune_skips(
     listed, on = candidates_of(method, candidates), best_device(device)
     source: Source
     images: Any = reference
-    if Run(target).exists:
-        run = load_run(target)
+    path = locate(target)
+    if Run(path).exists:
+        run = load_run(path)
         request = shared.sampling_request(
             run.config, sampler=sampler, steps=evaluations, guidance=guidance, precision="auto", seed=seed,
             batch_size=batch_size, prompts=prompt or None,
@@ -102,7 +103,7 @@ def tune_skips(
         source, listed, as_reference(images, features), features, samples=samples, placement=placement,
         confidence=confidence,
     )  # fmt: skip
-    folder = out or (Path(target) if Run(target).exists else Path("runs")) / "tune-skips"
+    folder = out or (path if Path(target).is_dir() else Path("runs")) / "tune-skips"
     page = _write(choice, source, folder, f"KID of {extractor}")
     if json:
         shared.echo_json({**choice.to_dict(), "page": str(page)})
@@ -132,7 +133,8 @@ def _verdicts(choice: SkipChoice) -> list[str]:
 
 
 def _apply(choice: SkipChoice) -> str:
-    return f"scalelong.apply(net, scalelong.parse_scaling({choice.scaling.to_dict()!r}), replace=True)"
+    where = "" if choice.placement == "join" else f", placement={choice.placement!r}"
+    return f"scalelong.apply(net, {choice.scaling!r}{where}, replace=True)"
 
 
 def _write(choice: SkipChoice, source: Source, folder: Path, kid: str) -> Path:

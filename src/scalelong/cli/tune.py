@@ -85,7 +85,7 @@ def tune(
     total = Budget(grid // 3) if budget is None else parse_budget(budget, *_speed(found[0].config, jobs))
     folder = out or Path("runs") / f"tune-{start_name(config)}"
     if not json and not quiet:
-        budget_text = f"at most {total.steps:,} steps ({total.steps / grid:.0%} of the full grid)"
+        budget_text = f"at most {min(total.steps, grid):,} steps ({min(1, total.steps / grid):.0%} of the full grid)"
         budget_text += f" and {budget}" if total.seconds else ""
         print_lines([f"{len(found)} candidates × {len(chosen)} seeds, {budget_text}, in {folder}"])
     tuning = tune_preset(found, chosen, folder, budget=total, confidence=confidence, jobs=jobs, quiet=quiet or json)

@@ -44,7 +44,7 @@ BLOCKS = 4
 SMALLEST = 4 * BLOCKS  # images of a rung
 REAL = 2000  # features of the reference, a random subset
 SHOWN = 36  # images of each candidate that are kept for the sheet
-RHOS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1)
+RHOS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2)
 FREEU = tuple((b, s) for b in (1.05, 1.1, 1.2, 1.4) for s in (1.0, 0.9, 0.5))
 
 
@@ -156,12 +156,13 @@ class SkipChoice:
     """The result of `search_skips`.
 
     result      of the search; losses are KID of blocks of images
-    scaling     what to apply to the network, its own scaling included
+    scaling     what to apply to the network at `placement`, its own scaling included
     before, after, change   KID of the network as it is, of the best setting, and their difference, on new noise
     """
 
     result: Tuned
     scaling: Scaling
+    placement: str
     before: float
     after: float
     change: Estimate
@@ -169,12 +170,8 @@ class SkipChoice:
 
     def to_dict(self) -> dict[str, Any]:
         fresh = {"before": self.before, "after": self.after, "change": asdict(self.change)}
-        return {
-            **asdict(self.result),
-            "tied": list(self.result.tied),
-            "scaling": self.scaling.to_dict(),
-            "fresh": fresh,
-        }
+        chosen = {"scaling": self.scaling.to_dict(), "placement": self.placement, "fresh": fresh}
+        return {**asdict(self.result), "tied": list(self.result.tied), **chosen}
 
 
 def search_skips(
@@ -218,7 +215,8 @@ def search_skips(
         return extractor(torch.from_numpy(images)).cpu()
 
     def blocks(rows: torch.Tensor) -> tuple[float, ...]:
-        return tuple(kernel_distance(rows[b::BLOCKS], real).value for b in range(BLOCKS))
+        block = _blocks(len(rows))
+        return tuple(kernel_distance(rows[block == b], real).value for b in range(BLOCKS))
 
     def advance(names: Sequence[str], count: int) -> dict[str, Score]:
         for name in track(list(names), f"{count} images of {len(names)} settings"):
@@ -229,14 +227,21 @@ def search_skips(
     try:
         result = halve(list(candidates), advance, steps=samples, confidence=confidence)
         plain = next(iter(candidates))
-        fresh = {name: blocks(extend(name, samples, samples)) for name in dict.fromkeys((plain, result.best))}
+        fresh = {name: extend(name, samples, samples) for name in dict.fromkeys((plain, result.best))}
         chosen = candidates[result.best]
         spec = chosen if own is None else compose(own.spec, chosen)
     finally:
         put(candidates[next(iter(candidates))])
-    change = paired_differences(fresh, plain, CONFIDENCE)[result.best]
-    before, after = (float(np.mean(fresh[name])) for name in (plain, result.best))
-    return SkipChoice(result, spec, before, after, change, shown)
+    change = paired_differences({name: blocks(rows) for name, rows in fresh.items()}, plain, CONFIDENCE)[result.best]
+    before, after = (kernel_distance(fresh[name], real).value for name in (plain, result.best))
+    return SkipChoice(result, spec, where, before, after, change, shown)
+
+
+def _blocks(count: int) -> torch.Tensor:
+    """Return the block of every image: each of BLOCKS neighbours in another, at random, so that classes mix."""
+    generator = torch.Generator().manual_seed(0)
+    groups = [torch.randperm(BLOCKS, generator=generator) for _ in range(-(-count // BLOCKS))]
+    return torch.cat(groups)[:count]
 
 
 def open_pipeline(name: str) -> Any:

@@ -294,6 +294,7 @@ def draw_rungs(tuned: Tuned, title: str, xlabel: str, ylabel: str) -> Figure:
     gaps.axvline(0, color="k", lw=1)
     gaps.set_yticks(range(len(others)), [f"{name}, {gap.steps:,}" for name, gap in others], fontsize=8)
     gaps.set(title=f"minus {tuned.best} (best)", xlabel="difference, paired")
+    gaps.locator_params(axis="x", nbins=5)
     return figure
 
 
