@@ -92,8 +92,8 @@ def test_gpu_hours_follow_from_flop_steps_and_runs():
     assert cost.evaluation == pytest.approx(
         2 * samples * (50 * cost.flop / 3 / 64 + 11.4e9) / (312e12 * 0.35) / 3600, rel=0.01
     )
-    # one checkpoint at 50,000 steps or the end, of 16 bytes per weight; model/ and the best network; 60,000 images
-    assert cost.disk == pytest.approx(2 * cost.parameters * (16 + 4 + 4))
+    # two checkpoints of 16 bytes per weight; model/ and the best network; 60,000 images
+    assert cost.disk == pytest.approx(2 * cost.parameters * (2 * 16 + 4 + 4))
     assert cost.data == 60_000 * 3 * 32 * 32
 
 

@@ -104,8 +104,9 @@ CELEBA_CURVES = _changed(CELEBA, "celeba64-curves", "CelebA 64", *_FID_10K)
 
 CIFAR_CS = ConstantScaling(0.5)
 CIFAR_REVERSE = replace(
-    CIFAR_BATCH_64, name="cifar10-batch-64-45k", scalings=(ConstantScaling(0.5, reverse=True), CIFAR_CS), steps=45_000
-)
+    _changed(CIFAR_BATCH_64, "cifar10-batch-64-45k", "CIFAR-10, batch 64", "checkpoint.every=5000", "checkpoint.keep=2"),
+    scalings=(ConstantScaling(0.5, reverse=True), CIFAR_CS), steps=45_000,
+)  # fmt: skip
 IMAGENET_LARGE = replace(
     _changed(IMAGENET_M, "imagenet64-m-batch-256", "ImageNet 64, batch 256", "train.batch_size=256"),
     scalings=(NONE, *LARGE),
