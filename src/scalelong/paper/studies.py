@@ -103,9 +103,10 @@ CIFAR_UNET_CURVES = _changed(CIFAR_UNET, "cifar10-unet-curves", "CIFAR-10, U-Net
 CELEBA_CURVES = _changed(CELEBA, "celeba64-curves", "CelebA 64", *_FID_10K)
 
 CIFAR_CS = ConstantScaling(0.5)
+_OFTEN = ("checkpoint.every=5000", "checkpoint.keep=2")
 CIFAR_REVERSE = replace(
-    _changed(CIFAR_BATCH_64, "cifar10-batch-64-45k", "CIFAR-10, batch 64", "checkpoint.every=5000", "checkpoint.keep=2"),
-    scalings=(ConstantScaling(0.5, reverse=True), CIFAR_CS), steps=45_000,
+    CIFAR_BATCH_64, name="cifar10-batch-64-45k", scalings=(ConstantScaling(0.5, reverse=True), CIFAR_CS), steps=45_000,
+    settings=(*CIFAR_BATCH_64.settings, *_OFTEN),
 )  # fmt: skip
 IMAGENET_LARGE = replace(
     _changed(IMAGENET_M, "imagenet64-m-batch-256", "ImageNet 64, batch 256", "train.batch_size=256"),
