@@ -37,6 +37,7 @@ SIGNATURES = {
     "scalelong.SkipTuning": "innermost outermost timesteps",
     "scalelong.FreeU": "b1 b2 s1 s2 version",
     "scalelong.SkipAdapter": "rank",
+    "scalelong.SelfConditioning": "block",
     "scalelong.Site": "path argument item channels trailing dim tokens carrier source norm shortcut",
     "scalelong.SkipShape": "channels dim tokens",
     "scalelong.NoScaling": "",

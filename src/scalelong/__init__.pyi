@@ -26,6 +26,7 @@ from scalelong.scaling import MagnitudePreserving as MagnitudePreserving
 from scalelong.scaling import NormScaling as NormScaling
 from scalelong.scaling import NoScaling as NoScaling
 from scalelong.scaling import ReZeroScaling as ReZeroScaling
+from scalelong.scaling import SelfConditioning as SelfConditioning
 from scalelong.scaling import SkipAdapter as SkipAdapter
 from scalelong.scaling import SkipTuning as SkipTuning
 from scalelong.scaling import SparseScaling as SparseScaling

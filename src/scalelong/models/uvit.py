@@ -26,6 +26,7 @@ from scalelong.models.official import load_official  # noqa: E402
 from scalelong.models.prediction import Prediction, as_prediction  # noqa: E402
 from scalelong.scaling import Scaling, parse_scaling  # noqa: E402
 from scalelong.skips import Site, apply, scale_skip  # noqa: E402
+from scalelong.skips.conditioning import enter_block, leave_block  # noqa: E402
 
 
 def timestep_embedding(t: Tensor, width: int, max_period: float = 10000.0) -> Tensor:
@@ -150,6 +151,7 @@ class UViT(ModelMixin, ConfigMixin):
         self.img_size, self.patch_size, self.in_chans = img_size, patch_size, in_chans
         self.num_classes, self.clip_dim, self.num_clip_token = num_classes, clip_dim, num_clip_token
         self.extras = 1 + (1 if num_classes else 0) + (num_clip_token or 0)  # time, label or text tokens
+        self.time_token = 1 if num_classes else 0  # its position
         self.patches = (img_size // patch_size) ** 2
         self.gradient_checkpointing = False
         D, L, N = embed_dim, self.extras + self.patches, depth // 2
@@ -233,14 +235,15 @@ class UViT(ModelMixin, ConfigMixin):
         x = torch.cat(tokens, dim=1) + self.pos_embed  # (B, L, D), L = extras + patches
 
         skips = []
-        for block in self.in_blocks:
-            x = self._run(block, x)
+        for k, block in enumerate(self.in_blocks):
+            x = leave_block(self, f"in_blocks.{k}", self._run(block, x))
             skips.append(x)  # x_1, …, x_N
-        x = self._run(self.mid_block, x)
-        for block in self.out_blocks:
+        x = leave_block(self, "mid_block", self._run(self.mid_block, x))
+        for k, block in enumerate(self.out_blocks):
             i = len(skips)  # N, …, 1
             skip, x = scale_skip(self, skips.pop(), i, x)  # κ_i·x_i
-            x = self._run(block, x, skip)  # (B, L, D)
+            x = self._run(block, enter_block(self, f"out_blocks.{k}", x), skip)  # (B, L, D)
+            leave_block(self, f"out_blocks.{k}", x)
 
         x = self.decoder_pred(self.norm(x))[:, self.extras :]  # (B, patches, p·p·C)
         p, C = self.patch_size, self.in_chans

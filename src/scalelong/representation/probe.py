@@ -135,10 +135,6 @@ def linear_probe(
 ) -> LinearProbe:
     """Fit one linear layer on the frozen features of each block: noise at a fixed time, a pass, an average over space.
 
-    Example:
-        >>> result = scalelong.linear_probe(net, (images, labels), (test_images, test_labels), t=(0.05, 0.1))
-        >>> print(result.best.block, result.best.accuracy)
-
     Args:
         net: Any network; it runs in eval mode and is not changed.
         train: (images, labels) to fit: uint8 (n, h, w, c) or float (n, c, h, w) in [−1, 1], and integers (n,).
@@ -159,6 +155,14 @@ def linear_probe(
 
     Returns:
         The accuracy of every block at every time, the best cell with its interval, and the baselines.
+
+    Examples:
+        >>> net = scalelong.UViT(8, 4, embed_dim=16, depth=2, num_heads=2)
+        >>> labels = torch.arange(40) % 2
+        >>> images = torch.zeros(40, 3, 8, 8) + 0.8 * labels.view(-1, 1, 1, 1)
+        >>> result = scalelong.linear_probe(net, (images, labels), (images, labels), t=0.01)
+        >>> result.blocks, result.best.accuracy
+        (('in_blocks.0', 'mid_block', 'out_blocks.0'), 1.0)
     """
     if fit not in FITS:
         raise unknown("fit", fit, FITS)

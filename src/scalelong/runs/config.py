@@ -27,7 +27,7 @@ from scalelong._objectives import (
 )
 from scalelong.errors import InvalidValueError, invalid, unknown
 from scalelong.models.registry import Shapes, get_model
-from scalelong.scaling import NoScaling, Scaling, parse_scaling
+from scalelong.scaling import NoScaling, Scaling, SelfConditioning, compose, parse_scaling
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,25 @@ class MupConfig:
 
 
 @dataclass(frozen=True)
+class SelfConditioningConfig:
+    """Features of one block condition the later ones (DDAE++, docs/representation.md), beside any scaling."""
+
+    block: str | None = None  # such as mid_block; none: off. `scalelong probe` proposes one
+
+
+@dataclass(frozen=True)
+class DistillationConfig:
+    """Contrastive self-distillation of pooled features (DDAE++, docs/representation.md). `weight=0` disables it."""
+
+    weight: float = 0.0  # of the contrastive loss beside the denoising loss; 0: off
+    block: str | None = None  # whose features; none: self_conditioning.block, or the middle block
+    until: float = 0.25  # latest time of a view, as a share of the time range
+    stride: int = 4  # every n-th image of a batch is used
+    width: int = 128  # of the projectors
+    temperature: float = 0.2  # τ of the contrastive loss
+
+
+@dataclass(frozen=True)
 class EmaConfig:
     """`warmup` shortens the average at first, so that a short run does not average untrained weights."""
 
@@ -250,6 +269,8 @@ class Config:
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     mup: MupConfig = field(default_factory=MupConfig)
+    self_conditioning: SelfConditioningConfig = field(default_factory=SelfConditioningConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
@@ -264,6 +285,12 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "scaling": self.scaling.to_dict()}
+
+    @property
+    def applied_scaling(self) -> Scaling:
+        """What is applied to the network: the scaling, and self-conditioning if it is on."""
+        block = self.self_conditioning.block
+        return self.scaling if block is None else compose(self.scaling, SelfConditioning(block))
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -481,15 +508,16 @@ _MINIMUM = {
     "checkpoint.every": 1, "checkpoint.keep": 1, "validate.every": 0, "validate.n": 1, "sample.every": 0, "sample.n": 0,
     "data.image_size": 1, "evaluate.every": 0, "evaluate.n": 2, "monitor.every": 0, "monitor.samples": 1,
     "model.channels": 1, "model.layers": 1, "model.attention": 1, "model.base_head_width": 1, "mup.base_width": 1,
-    "mup.base_depth": 1, "probe.every": 0, "probe.n": 2,
+    "mup.base_depth": 1, "probe.every": 0, "probe.n": 2, "distillation.stride": 1, "distillation.width": 1,
 }  # fmt: skip
 _POSITIVE = (
     "train.lr", "train.clip", "kappa", "model.init_std", "diffusion.sigma_data", "diffusion.p_std",
     "diffusion.logit_std", "diffusion.snr_gamma", "diffusion.sigma_min", "diffusion.sigma_max", "diffusion.rho",
+    "distillation.temperature",
 )  # fmt: skip
 _FRACTIONS = ("data.holdout", "model.dropout", "ema.decay", "train.betas", "diffusion.drop")
-_NOT_NEGATIVE = ("train.weight_decay", "data.extra_noise")
-_SHARES = ("train.min_lr_ratio", "train.decay_share")
+_NOT_NEGATIVE = ("train.weight_decay", "data.extra_noise", "distillation.weight")
+_SHARES = ("train.min_lr_ratio", "train.decay_share", "distillation.until")
 VP_ONLY = ("euler-maruyama", "euler-ode")  # samplers that need process vp
 _SMALLEST = math.ulp(0.0)  # x >= _SMALLEST means x > 0
 _CHOICES = {
@@ -546,6 +574,7 @@ def _check(config: Config) -> None:
         raise invalid("diffusion.sigma_min, diffusion.sigma_max", expected, (d.sigma_min, d.sigma_max))
     if d.precondition == "edm" and d.target != "x0":
         raise invalid("diffusion.target", "x0 with diffusion.precondition=edm, which defines the output", d.target)
+    _ = config.applied_scaling  # raises what cannot be composed
     get_model(config.model.kind)
     try:
         json.dumps(config.model.options)

@@ -579,8 +579,8 @@ def build_network(config: Config, shapes: Shapes) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         net = get_model(config.model.kind).build(config.model, shapes)
-        if not config.scaling.is_identity:
-            apply(net, config.scaling, placement=config.placement)
+        if not config.applied_scaling.is_identity:
+            apply(net, config.applied_scaling, placement=config.placement)
     if config.mup.base_width is not None or config.mup.base_depth is not None:
         from scalelong import mup
 

@@ -176,7 +176,7 @@ def page() -> str:
         name = setting.key.rpartition(".")[0]
         if name != section:
             section = name
-            about = inspect.getdoc(getattr(configs, f"{name.capitalize()}Config")) if name else None
+            about = inspect.getdoc(typing.get_type_hints(Config)[name]) if name else None
             lines += ["", f"## {name or 'The run'}", ""] + ([about, ""] if about else [])
             lines += ["| key | type | default | allowed | meaning |", "|---|---|---|---|---|"]
         names = choices.get(setting.key)

@@ -9,6 +9,7 @@ from scalelong.scaling.methods import GatedScaling as GatedScaling
 from scalelong.scaling.methods import LerpScaling as LerpScaling
 from scalelong.scaling.methods import MagnitudePreserving as MagnitudePreserving
 from scalelong.scaling.methods import NormScaling as NormScaling
+from scalelong.scaling.methods import SelfConditioning as SelfConditioning
 from scalelong.scaling.methods import SkipAdapter as SkipAdapter
 from scalelong.scaling.methods import SkipTuning as SkipTuning
 from scalelong.scaling.methods import SparseScaling as SparseScaling

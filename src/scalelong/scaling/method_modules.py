@@ -16,6 +16,7 @@ from scalelong.scaling.methods import (
     LerpScaling,
     MagnitudePreserving,
     NormScaling,
+    SelfConditioning,
     SkipAdapter,
     SkipTuning,
 )
@@ -264,6 +265,45 @@ def _from_map(x: Tensor, like: Tensor, shape: SkipShape) -> Tensor:
     return torch.cat([like[:, : shape.extras or 0], x.flatten(2).transpose(1, 2)], dim=1)
 
 
+class ConditionedSkips(SkipScaling):
+    """κ_i = 1, and W·features of one block in the conditioning of later ones (`skips/conditioning.py`)."""
+
+    spec: SelfConditioning
+    features: Tensor | None = None  # (B, C) of this pass, until the last block that they condition
+
+    @property
+    def conditioners(self) -> tuple[SkipScaling, ...]:  # type: ignore[override]
+        return (self,)
+
+    def bind(self, targets: tuple[str, ...], features: int, width: int, token: int | None) -> None:
+        """Make W for the blocks `targets` of a network; `token` is the time token's position, None for an embedding."""
+        self.targets, self.token = targets, token
+        self.projection = nn.Linear(features, width, bias=False)
+        nn.init.zeros_(self.projection.weight)
+
+    def forward(self, skip: Tensor, i: int) -> float:
+        return 1.0
+
+    def scalars(self) -> None:
+        return None  # the network is not that of κ alone
+
+    def enter(self, path: str, x: Tensor) -> Tensor:
+        """Condition a block's time embedding (B, D), or the time token among its tokens (B, L, D)."""
+        if path not in self.targets:
+            return x
+        if self.features is None:
+            raise UnsupportedNetworkError(
+                f"{self.spec} has no features of this pass: call the network, not a part of it"
+            )
+        c = self.projection(self.features).to(x.dtype)  # (B, D)
+        if path == self.targets[-1]:
+            self.features = None  # which would keep the graph of the pass
+        if self.token is None:
+            return x + c
+        k = self.token
+        return torch.cat([x[:, :k], (x[:, k] + c)[:, None], x[:, k + 1 :]], dim=1)
+
+
 class ComposedSkips(SkipScaling):
     """The modules of several specs, one after the other."""
 
@@ -280,6 +320,10 @@ class ComposedSkips(SkipScaling):
     @property
     def timed(self) -> bool:  # type: ignore[override]
         return any(part.timed for part in self._modules_of())
+
+    @property
+    def conditioners(self) -> tuple[SkipScaling, ...]:  # type: ignore[override]
+        return tuple(one for part in self._modules_of() for one in part.conditioners)
 
     def placed(self, sites: tuple[Any, ...], placement: str) -> None:
         super().placed(sites, placement)

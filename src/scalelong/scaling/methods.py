@@ -214,6 +214,50 @@ class SparseScaling(FixedScaling):
         return []  # it cuts skips on purpose
 
 
+@dataclass(frozen=True)
+class SelfConditioning(Scaling):
+    """Pooled features of one block condition the later ones, through the network's own conditioning path (DDAE++).
+
+    W·mean(features) is added to the time token at the input of every later decoder block of a U-ViT, and to the time
+    embedding of every later block of a diffusers U-Net. W = 0 at first: the network starts as it is. κ_i = 1.
+
+    Args:
+        block: The block whose features are used, such as "mid_block"; `scalelong probe` proposes one.
+
+    Examples:
+        >>> both = scalelong.compose(scalelong.ConstantScaling(0.7), scalelong.SelfConditioning("mid_block"))
+        >>> net = scalelong.UViT(8, 4, embed_dim=16, depth=2, num_heads=2, scaling=both)
+        >>> net(torch.randn(2, 3, 8, 8), 500).shape
+        torch.Size([2, 3, 8, 8])
+    """
+
+    block: str
+    kind: ClassVar[str] = "self-conditioning"
+    argument: ClassVar[str | None] = "block"
+    example: ClassVar[str] = "mid_block"
+    family: ClassVar[str] = "conditioning"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.block, str) or not self.block:
+            raise invalid("block", "the name of a block, such as 'mid_block'", self.block)
+
+    @property
+    def label(self) -> str:
+        return f"self-conditioning-{self.block}"
+
+    @classmethod
+    def short_options(cls, name: str, text: str) -> dict[str, Any] | None:
+        return {"block": text}
+
+    def coefficients(self, n: int) -> tuple[float, ...]:
+        return (1.0,) * count(n)
+
+    def build(self, shapes: Sequence[SkipShape]) -> SkipScaling:
+        from scalelong.scaling.method_modules import ConditionedSkips
+
+        return ConditionedSkips(self)
+
+
 # ---------------------------------------------------------------------------------------------- fine-tuning
 
 
@@ -482,8 +526,8 @@ class ComposedScaling(Scaling):
 def compose(*scalings: Scaling) -> Scaling:
     """Return a spec that applies several scalings to each skip, in this order.
 
-    One of each family: a weight of the skip (CS, LS, gate, mp, …), a norm, an adapter, Skip-Tuning, FreeU. A norm comes
-    before what multiplies the skip, because it would divide the factor out again.
+    One of each family: a weight of the skip (CS, LS, gate, mp, …), a norm, an adapter, Skip-Tuning, FreeU,
+    self-conditioning. A norm comes before what multiplies the skip, because it would divide the factor out again.
 
     Args:
         *scalings: Two specs or more; `NoScaling` is left out.

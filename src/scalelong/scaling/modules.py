@@ -26,6 +26,7 @@ class SkipScaling(nn.Module):
     placement: str = "join"
     reached: set[int] | None = None  # the skips of the first training pass, None after it
     frozen: tuple[str, ...] = ()  # names of the network's parameters that it has frozen
+    conditioners: tuple[Any, ...] = ()  # its parts that condition blocks (SelfConditioning)
     moved: float | None = None  # relative change of the network's output, if its initial weights were measured
 
     def __init__(self, spec: Scaling) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from scalelong.errors import ScalingStateError, ScalingWarning, UnsupportedNetworkError, invalid, unknown
 from scalelong.scaling import ExplicitScaling, Scaling, SkipScaling, SkipShape, parse_scaling
+from scalelong.skips.conditioning import attach_conditioning, bind
 from scalelong.skips.finders import find_branches, find_sites
 from scalelong.skips.found import sites_from
 from scalelong.skips.hooks import (
@@ -110,6 +111,7 @@ def apply_quietly(
             _check_joins(found, spec, placement)
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # LS is drawn, the random state is kept
                 scaler = spec.build([site.shape for site in found])
+                bind(root, scaler)
             scaler.placed(tuple(found), placement)
             for notice in spec.notices(len(found)):  # warn of a skip that is almost cut, log a Σκ² out of range
                 if notice.level == "warning":
@@ -358,6 +360,7 @@ def _register(root: nn.Module, scaler: SkipScaling) -> None:
                     root.get_submodule(path).register_forward_hook(BranchHook(scaler, index))
         elif scaler.placement != "join" or not scales_in_forward(root, list(scaler.sites)):
             attach(root, list(scaler.sites), scaler, placement=scaler.placement)
+        attach_conditioning(root, scaler)
         if scaler.timed:
             root.register_forward_pre_hook(timestep_hook(root, scaler), with_kwargs=True)
         if scaler.sites:

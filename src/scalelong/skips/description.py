@@ -144,6 +144,9 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
         hint = f"saved while scaled with {former}, which is not applied: scalelong.apply(net, **net.config['{KEY}'])"
     if scaler is not None and scaler.moved is not None:
         hint = f"measured on an example, this start moves the output by {scaler.moved:.3g} of its norm"
+    for part in () if scaler is None else scaler.conditioners:
+        text = f"the features of {part.spec.block} condition {', '.join(part.targets)}"
+        hint = "; ".join(filter(None, [hint, text]))
     return Description(type(root).__name__, spec, placement, tuple(rows), hint)
 
 

@@ -73,6 +73,9 @@ def fold(net: Net, *example: Any, **kwargs: Any) -> Net:
 
 def _coefficients(scaler: SkipScaling) -> tuple[float, ...]:
     kappas = scaler.scalars() if scaler.acts_on == "skips" else None
+    if scaler.conditioners:
+        problem = "it conditions blocks on features, which are not weights"
+        raise UnsupportedNetworkError(f"{scaler.spec} cannot be folded: {problem}; save it with scalelong.save_scaling")
     if kappas is None:
         what = "computes κ_i from the input" if scaler.acts_on == "skips" else "scales the outputs of blocks"
         what = what if scaler.is_factor else "is not a factor on the skip"

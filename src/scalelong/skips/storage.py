@@ -15,6 +15,7 @@ from scalelong.errors import ScaleLongError, ScalingStateError, UnsupportedNetwo
 from scalelong.files import atomic_file, write_text
 from scalelong.scaling import NoScaling, Scaling, SkipScaling
 from scalelong.skips.application import Net, apply_quietly, remove, restore_on_failure, scaled_root
+from scalelong.skips.conditioning import bind
 from scalelong.skips.finders import find_sites
 from scalelong.skips.hooks import scaling_of
 from scalelong.skips.sites import ROOT, Site, declared_sites
@@ -54,7 +55,9 @@ def save_scaling(net: nn.Module, folder: Path | str, *, timeout: float = 20.0, a
     state = {} if scaler is None else _gathered(scaler, timeout)
     if sites and scaler is not None:
         with torch.device("meta"):
-            expected = scaler.spec.build([site.shape for site in sites]).state_dict()
+            built = scaler.spec.build([site.shape for site in sites])
+            bind(root, built)
+            expected = built.state_dict()
         if problems := key_problems(expected, state):  # FSDP1's flat parameters
             hint = "save within FSDP.summon_full_params(net)"
             raise ScalingStateError(f"the weights of the scaling are incomplete ({problems}); {hint}")

@@ -40,6 +40,9 @@ class Batch:
     def part(self, start: int, count: int) -> "Batch":
         return self._mapped(lambda value: value[start : start + count])
 
+    def every(self, stride: int) -> "Batch":
+        return self._mapped(lambda value: value[::stride])
+
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         changed: dict[str, Any] = {k: None if v is None else change(v) for k, v in vars(self).items()}
         return Batch(**changed)

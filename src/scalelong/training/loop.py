@@ -131,6 +131,8 @@ def _loop(trainer: Trainer, observers: Observers, run: Run, display: Display) ->
                     entry = {"loss": outcome.loss, "lr": outcome.lr, "grad_norm": outcome.grad_norm}
                     entry |= {"images": trainer.progress.images, "seconds": round(trainer.progress.seconds, 3)}
                     entry |= {"skipped": True} if outcome.skipped else {}
+                    if trainer.distillation_loss is not None:
+                        entry["distillation_loss"] = trainer.distillation_loss.item()
                 display.step(step, shown)
                 entry |= observers.after_step(step, last)
                 if entry and main:

@@ -27,6 +27,7 @@ from scalelong.runs.run import build_network
 from scalelong.training import checkpoint, parallel, sharding
 from scalelong.training.ahead import Ahead
 from scalelong.training.checkpoint import Checkpoint, Progress
+from scalelong.training.distillation import PREFIX, Distillation
 from scalelong.training.examples import Batch, Examples
 from scalelong.training.own import Own, check_losses
 from scalelong.training.update import Ema, Update
@@ -93,6 +94,12 @@ class Trainer:
             self.null_context = torch.as_tensor(examples.tokens.empty).to(device)
         self.progress = Progress()
         self.parts = Ahead(self._parts)
+        self.distillation: Distillation | None = None
+        if config.distillation.weight:
+            if self.sharded:
+                raise invalid("train.parallel", "ddp with distillation.weight > 0", "fsdp")
+            self.distillation = Distillation(config, self.net, self.ema, examples, self.accelerator)
+        self.distillation_loss: Tensor | None = None  # of the last step
         self.monitor: StabilityMonitor | None = None  # records steps if the loop sets one
         self._has_dropout = any(isinstance(m, _DropoutNd) and m.p > 0 for m in self.net.modules())
         self.net.train()
@@ -110,7 +117,8 @@ class Trainer:
         loss = torch.zeros((), device=self.accelerator.device)
         synchronise = self.accelerator.accumulate if t.accumulate > 1 else nullcontext  # at the last part
         with self._monitored(number):
-            for part, prepared in enumerate(self.parts(number, more=number < t.steps)):
+            parts = self.parts(number, more=number < t.steps)
+            for part, prepared in enumerate(parts):
                 with synchronise(self.wrapped):
                     batch = prepared.to(self.accelerator.device)
                     self._seed_dropout(number, part)
@@ -119,11 +127,17 @@ class Trainer:
                     self.accelerator.backward(part_loss)
                     loss += part_loss.detach() / t.accumulate
                     self._record(loss=losses, t=batch.t)
+        if self.distillation is not None:  # after the monitor, which records the pass of the denoising loss
+            batch = parts[0].to(self.accelerator.device)
+            self.distillation_loss = self.distillation.add_gradient(batch, number)
         grad_norm = self._clipped_norm()
         self._record(grad_norm=grad_norm)
         if self.accelerator.num_processes > 1:
             loss = self.accelerator.reduce(loss, reduction="mean")
-        outcome = Outcome(loss, grad_norm, *self.update.apply(number, loss, grad_norm))
+        lr, skipped = self.update.apply(number, loss, grad_norm)
+        outcome = Outcome(loss, grad_norm, lr, skipped)
+        if self.distillation is not None:
+            self.distillation.update(number, skipped)
         if due(number, t.log_every, number == t.steps) or not self.update.fused:
             self.check(outcome)
         self.progress = replace(
@@ -253,7 +267,10 @@ class Trainer:
             progress=self.progress,
             model=sharding.whole(self.net.state_dict()),
             ema=sharding.whole(self.ema.net.state_dict()),
-            optimizer=checkpoint.optimizer_tensors(self.optimizer, self.net, self.shards),
+            optimizer={
+                **checkpoint.optimizer_tensors(self.optimizer, self.net, self.shards),
+                **({} if self.distillation is None else self.distillation.state()),
+            },
             scaler={} if scaler is None else scaler.state_dict(),
             groups=checkpoint.optimizer_groups(self.optimizer) if self.own.optimizer else [],
         )
@@ -272,7 +289,11 @@ class Trainer:
                 sharding.load_shares(network, tensors)
             else:
                 network.load_state_dict(tensors)
-        checkpoint.restore_optimizer(self.optimizer, self.net, state.optimizer, state.groups, self.shards)
+        own = {key: value for key, value in state.optimizer.items() if key.startswith(f"{PREFIX}/")}
+        rest = {key: value for key, value in state.optimizer.items() if key not in own}
+        checkpoint.restore_optimizer(self.optimizer, self.net, rest, state.groups, self.shards)
+        if self.distillation is not None:
+            self.distillation.restore(own)
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         self.progress = state.progress
