@@ -11,7 +11,10 @@ import scalelong
 from scalelong.cli import main
 from scalelong.errors import InvalidValueError
 from scalelong.experiments.halving import Score, halve, paired_differences
+from scalelong.experiments.scheduler import Ending
 from scalelong.experiments.tuning import Budget, candidates_of, parse_budget, scores, tune_preset
+from scalelong.experiments.worker import is_finished
+from scalelong.training import train
 from tiny_runs import TINY, tiny_config
 
 
@@ -186,7 +189,7 @@ def test_the_command_searches_resumes_and_prints_the_command_to_train_with(tmp_p
         assert "--set model.embed_dim=16" in found["command"]
         assert set(found["against"]) == {"none", "uniform"} - {found["best"]}
     page = (tmp_path / "report.html").read_text()
-    assert "is best of 2" in page
+    assert "has the lowest loss of 2" in page
     assert "data:image/png" in page
     assert len((tmp_path / "rungs.jsonl").read_text().splitlines()) == 4  # the second search trained nothing
 
@@ -197,6 +200,27 @@ def test_a_search_takes_known_rungs_from_its_file(tmp_path, monkeypatch):
     tune_preset(candidates, [0], tmp_path, budget=Budget(2), quiet=True)
     monkeypatch.setattr("scalelong.experiments.tuning.run_jobs", None)  # any training would fail
     assert tune_preset(candidates, [0], tmp_path, budget=Budget(2), quiet=True).result.steps == 2
+
+
+def test_a_kill_in_the_middle_of_a_rung_trains_nothing_twice(tmp_path, monkeypatch):
+    candidates, trained = candidates_of(tiny_config("digits-uvit", train__steps=8), ["scaling"], "none,uniform"), []
+
+    def run_jobs(jobs, slots, logs, display):
+        for job in jobs:
+            if not is_finished(job):
+                if len(trained) == limit:
+                    raise KeyboardInterrupt
+                train(job.config, job.folder, quiet=True)
+                trained.append((job.name, job.config.train.steps))
+        return [Ending(job, 0) for job in jobs], None
+
+    monkeypatch.setattr("scalelong.experiments.tuning.run_jobs", run_jobs)
+    limit = 1
+    with pytest.raises(KeyboardInterrupt):
+        tune_preset(candidates, [0], tmp_path, budget=Budget(4), quiet=True)
+    limit = 100
+    assert tune_preset(candidates, [0], tmp_path, budget=Budget(4), quiet=True).result.steps == 4
+    assert sorted(trained) == [("none-seed0", 1), ("none-seed0", 2), ("uniform-seed0", 1), ("uniform-seed0", 2)]
 
 
 def test_the_documented_examples_run():

@@ -200,6 +200,8 @@ def write_page(tuning: Tuning, folder: Path, command: str, facts: list[str]) -> 
     save_figure(draw_rungs(result, "validation loss, EMA", "step", "loss"), picture)
     furthest = [folder / f"{name}-seed{seed}" for name in result.rungs[-1].losses for seed in tuning.seeds]
     headline = f"{result.best} is best of {len(result.standings)}"
+    if result.tied:
+        headline = f"No difference worth choosing: {result.best} has the lowest loss of {len(result.standings)}"
     caption = "Left: mean over seeds at every rung; dashed: dropped. Right: paired differences with their intervals."
     summary, share = Findings(headline, tuple(_verdicts(tuning))), _share(tuning)
     choice = Choice(summary, ["scalelong tune", *facts, share], COLUMNS, _rows(tuning), command, {caption: picture})

@@ -48,7 +48,10 @@ class Choice:
 
     def section(self) -> Markup | None:
         head = element("tr", [element("th", column, scope="col") for column in self.columns])
-        body = [element("tr", [element("td", cell) for cell in row]) for row in self.rows]
+        body = [
+            element("tr", element("th", row[0], scope="row"), [element("td", cell) for cell in row[1:]])
+            for row in self.rows
+        ]
         shown = [
             element(
                 "figure",
@@ -58,7 +61,8 @@ class Choice:
             )
             for caption, path in self.pictures.items()
         ]
-        table = element("div", element("div", element("table", element("thead", head), element("tbody", body))))
+        table = element("table", element("thead", head), element("tbody", body))
+        table = element("div", element("div", table, class_="scroll"), class_="table")
         return sections.section("search", "Search", "", element("pre", element("code", self.command)), table, shown)
 
 
