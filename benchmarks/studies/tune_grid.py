@@ -23,7 +23,7 @@ from scalelong.experiments.halving import Tuned, halve, paired_differences
 from scalelong.experiments.statistics import mean_interval
 from scalelong.experiments.trials import TrialFile
 from scalelong.experiments.tuning import Candidate, candidates_of, outcome, scores
-from scalelong.runs.config import override
+from scalelong.runs.config import Config, override
 from scalelong.runs.run import Run
 from scalelong.training import preset, train
 from scalelong.training.auto import resolve_kappa
@@ -36,7 +36,7 @@ FASHION = {
 # name: preset, settings, steps, what is searched
 CASES: dict[str, tuple[str, dict[str, Any], int, list[str]]] = {
     "digits": ("digits", {}, 400, ["scaling", "kappa"]),
-    "digits-lr": ("digits", {}, 400, ["lr"]),
+    "digits-lr": ("digits", {"train.warmup": 20}, 160, ["lr"]),
     "digits-uvit": ("digits-uvit", {}, 400, ["kappa"]),
     "digits-uvit-deep": ("digits-uvit", {"model.depth": 24, "model.embed_dim": 32}, 400, ["kappa"]),
     "fashion": ("fashion-tiny", FASHION, 200, ["kappa"]),
@@ -70,7 +70,8 @@ def train_grid(name: str, out: Path) -> None:
 
 def judge(name: str, out: Path) -> dict[str, Any] | None:
     """Replay `tune` on the results of the grid; None if the grid is not complete."""
-    known, listed, total = TrialFile(out / name / "rungs.jsonl").finished, candidates(name), CASES[name][2]
+    stored, listed, total = TrialFile(out / name / "rungs.jsonl").finished, candidates(name), CASES[name][2]
+    known = {key(Config.from_dict(json.loads(k))): v for k, v in stored.items()}  # newer settings have their defaults
 
     def results(candidate: Candidate, steps: int, seeds: Sequence[int]) -> list[dict[str, Any]]:
         return [known[key(override(candidate.config, {"train.steps": steps, "seed": seed}))] for seed in seeds]
@@ -110,11 +111,12 @@ def judge(name: str, out: Path) -> dict[str, Any] | None:
         chosen = resolve_kappa(listed[0].config)[1]
         trained = {c.name: c.config.scaling.kappa for c in listed if c.config.scaling.kind == "cs"}
         nearest = min(trained, key=lambda c: abs(trained[c] - chosen.kappa))
-        low = gaps[nearest].low
+        best_kappa = min(trained, key=means.__getitem__)
+        gap = paired_differences(final, best_kappa, 0.95)[nearest]
         record["auto"] = {
             "kappa": chosen.kappa, "low": chosen.low, "high": chosen.high, "recommended": chosen.recommended,
-            "nearest": nearest, "gap": asdict(gaps[nearest]), "within_noise": low is None or low <= 0,
-            "within_noise_of_all": sorted(c for c in trained if (gaps[c].low or 0) <= 0),
+            "nearest": nearest, "best_kappa": best_kappa, "gap_to_best_kappa": asdict(gap),
+            "within_noise": gap.low is None or gap.low <= 0, "gap_to_best_of_grid": asdict(gaps[nearest]),
         }  # fmt: skip
     return record
 
