@@ -102,6 +102,16 @@ def test_the_command_writes_sheet_figure_and_page(tmp_path, capsys):
     assert (folder / "report.html").read_text().count("data:image/png") == 2
 
 
+def test_the_folder_of_a_network_is_a_pipeline(tmp_path, capsys):
+    train(tiny_config("digits-uvit", ConstantScaling(0.7), train__steps=1), tmp_path / "run", quiet=True)
+    with pytest.raises(SystemExit) as stopped:
+        main(["tune-skips", str(tmp_path / "run" / "model"), "--reference", "digits", "--extractor", "pixels", "--json",
+              "--samples", "128", "--evaluations", "1", "--candidates", "skip-tuning:0.5",
+              "--out", str(tmp_path / "out")])  # fmt: skip
+    assert stopped.value.code in (0, None)
+    assert len(json.loads(capsys.readouterr().out)["standings"]) == 2
+
+
 @pytest.mark.parametrize(("scaling", "options"), [
     (LearnableScaling(), {}),
     (None, {"samples": 64}),

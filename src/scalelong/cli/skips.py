@@ -82,7 +82,7 @@ def tune_skips(
     source: Source
     images: Any = reference
     path = locate(target)
-    if Run(path).exists:
+    if Run(path).exists and not (path / "model_index.json").is_file():  # which model/ of a run has
         run = load_run(path)
         request = shared.sampling_request(
             run.config, sampler=sampler, steps=evaluations, guidance=guidance, precision="auto", seed=seed,
@@ -109,7 +109,8 @@ def tune_skips(
         shared.echo_json({**choice.to_dict(), "page": str(page)})
         return
     shared.print_table(f"{source.name}: KID of {extractor}", COLUMNS, _rows(choice), left=1)
-    shared.print_lines([*_verdicts(choice), f"apply it: {_apply(choice)}", f"page: {page}"])
+    advice = [] if choice.result.best == "none" else [f"apply it: {_apply(choice)}"]
+    shared.print_lines([*_verdicts(choice), *advice, f"page: {page}"])
 
 
 def _rows(choice: SkipChoice) -> list[list[str]]:
@@ -134,7 +135,9 @@ def _verdicts(choice: SkipChoice) -> list[str]:
 
 def _apply(choice: SkipChoice) -> str:
     where = "" if choice.placement == "join" else f", placement={choice.placement!r}"
-    return f"scalelong.apply(net, {choice.scaling!r}{where}, replace=True)"
+    spec = choice.scaling
+    text = f"scalelong.parse_scaling({spec.to_dict()!r})" if spec.kind == "compose" else f"scalelong.{spec!r}"
+    return f"scalelong.apply(net, {text}{where}, replace=True)"
 
 
 def _write(choice: SkipChoice, source: Source, folder: Path, kid: str) -> Path:
