@@ -137,7 +137,7 @@ class Scaling:
         """Return the short form that `parse_scaling` reads: `cs:0.7`, `explicit:1,0.7`. Other options are left out."""
         value = self.to_dict().get(self.argument) if self.argument else None
         items = value if isinstance(value, list) else [value]
-        text = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in items)
+        text = ",".join(f"{item:.12g}" if isinstance(item, float) else str(item) for item in items)
         return self.kind if value is None else f"{self.kind}:{text}"
 
     def label_against(self, usual: Scaling) -> str:
