@@ -92,6 +92,7 @@ def test_sections_that_were_not_run_again_stay_in_the_file(tmp_path):
     assert record["growth"] == [{"axis": "depth"}]
 
 
+@pytest.mark.slow
 def test_the_script_runs_a_section_and_names_an_unknown_one(tmp_path):
     command = [sys.executable, str(FOLDER / "run.py")]
     out = tmp_path / "bench.json"

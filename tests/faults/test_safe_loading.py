@@ -454,7 +454,8 @@ def test_what_is_fetched_is_compared_with_a_hash_and_not_opened_otherwise(tmp_pa
     for package in packages:
         with pytest.raises(SourceUnavailableError, match=package.digest):
             package.folder()
-    assert not list((tmp_path / "downloads").iterdir())
+    left = [path for path in (tmp_path / "downloads").iterdir() if path.suffix != ".lock"]
+    assert not left
     note("downloads", "another file under the right name", len(packages), "refused by its hash; nothing was unpacked")
 
 
