@@ -2,7 +2,6 @@
 
 import functools
 import http.server
-import importlib.util
 import os
 import subprocess
 import sys
@@ -48,21 +47,6 @@ def address(tmp_path_factory):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def screen():
-    spec = importlib.util.spec_from_file_location("screenshot", ROOT / "docs" / "screenshot.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def driver(screen, tmp_path_factory):
-    driver = screen.open_chromium(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
 
 
 @pytest.mark.parametrize("dark", [False, True])

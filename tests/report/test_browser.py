@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import subprocess
 import sys
@@ -20,22 +19,6 @@ pytestmark = pytest.mark.slow
 
 HOSTILE = '<img src=x onerror="document.body.dataset.hacked=1">'
 SCREENSHOT = Path(__file__).parents[2] / "docs" / "screenshot.py"
-
-
-@pytest.fixture(scope="module")
-def screen():
-    """docs/screenshot.py, which opens Chromium and takes the pictures of the documentation."""
-    spec = importlib.util.spec_from_file_location("screenshot", SCREENSHOT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def driver(screen, tmp_path_factory):
-    driver = screen.open_chromium(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
