@@ -28,6 +28,7 @@ from sklearn.preprocessing import StandardScaler
 
 from scalelong import load_run
 from scalelong.data import load
+from scalelong.representation.probe import wilson
 from scalelong.runs.generate import Request, generate
 
 
@@ -37,10 +38,8 @@ def features(images: Any) -> np.ndarray:
     return torch.nn.functional.adaptive_avg_pool2d(x, min(16, x.shape[-1])).flatten(1).numpy()
 
 
-def interval(hits: int, n: int, z: float = 1.96) -> list[float]:
-    share = hits / n
-    centre, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return [round((centre + sign * half) / (1 + z * z / n), 3) for sign in (-1, 1)]
+def interval(hits: int, n: int) -> list[float]:
+    return [round(end, 3) for end in wilson(hits / n, n)]
 
 
 def nearer(images: Any, own: Any) -> dict[str, Any]:
