@@ -104,6 +104,13 @@ class TestNetworks:
         assert result.pixels is not None
         assert result.pixels > 0.95
 
+    def test_a_time_below_one_is_a_share_of_a_range_of_whole_numbers(self):
+        sets = coloured(60, 0), coloured(60, 1)
+        result = linear_probe(Passing(), *sets, t=(0.05, 50, 0.0001), objective="ddpm", pixels=False)
+        assert result.times == (50.0, 1.0)
+        with pytest.raises(InvalidValueError, match="from 1 to 1000, an integer"):
+            linear_probe(Passing(), *sets, t=2.5, objective="ddpm")
+
     def test_noise_hides_the_class(self):
         result = linear_probe(Passing(), coloured(300, 0), coloured(300, 1), t=(0.01, 1.0), pixels=False)
         ((clean, noisy),) = result.accuracy

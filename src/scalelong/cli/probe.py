@@ -32,7 +32,7 @@ def probe(
         Option(
             "--t",
             help="Times of the noise, separated by commas, in the process's own unit (vp: 0 to 1; ddpm and sd: 1 to "
-            "1000). Default: 1, 5, 10, 20 and 40 % of its range.",
+            "1000, or a share such as 0.05). Default: 1, 5, 10, 20 and 40 % of its range.",
         ),
     ] = None,
     n: Annotated[int | None, Option("--n", "-n", help="Images of the training split. Default: all.")] = None,

@@ -140,8 +140,8 @@ def linear_probe(
         train: (images, labels) to fit: uint8 (n, h, w, c) or float (n, c, h, w) in [−1, 1], and integers (n,).
         test: (images, labels) to measure the accuracy on.
         layers: "all" (the blocks of a U-ViT or U-Net; the children of another network), or paths of modules.
-        t: Times of the noise in the process's own unit (0 to 1 for "vp", 1 to 1000 for "ddpm"); default: 1 % to 40 %
-            of its range.
+        t: Times of the noise in the process's own unit (0 to 1 for "vp", 1 to 1000 for "ddpm", where a number below 1
+            is a share of the range); default: 1 % to 40 % of its range.
         objective: What the network was trained with: a name, an `Objective`, or a process.
         conditions: Constants for every image: `{"y": label}`, `{"context": tokens}`. True labels would leak.
         untrained: The same network before training, as a baseline.
@@ -211,12 +211,17 @@ def wilson(accuracy: float, n: int) -> tuple[float, float]:
 
 
 def check_times(t: Sequence[float] | float | None, objective: Objective) -> tuple[float, ...]:
-    """Return the times of a probe in the process's own unit, or raise what is wrong with them."""
+    """Return the times of a probe in the process's own unit, or raise what is wrong with them.
+
+    Where times are 1, 2, …, a number below 1 is a share of the range.
+    """
     process = objective.process
     if t is None:
         t = [share * process.t_max for share in SHARES]
     least, whole = (0.0, "") if process.continuous else (1.0, ", an integer")
     times = [float(value) for value in (t if isinstance(t, Sequence) else [t])]
+    if not process.continuous:
+        times = [float(max(1, round(time * process.t_max))) if 0 < time < 1 else time for time in times]
     for time in times:
         if not least <= time <= process.t_max or (whole and time != round(time)):
             raise invalid("t", f"from {least:g} to {process.t_max:g}{whole} for process {process.name!r}", time)
