@@ -5,7 +5,7 @@
 
 U-ViTs of width 64 and depth 6 on Fashion-MNIST (28×28) and CIFAR-10 (16×16), 3,000 steps of 32 images. All arms of a
 seed share initial weights, data order, times and noise. Finished runs are not trained again, finished measurements are
-kept. FID and KID are of Inception features of 500 samples against 5,000 test images, and compare with each other only.
+kept. FID and KID are of Inception features of 500 samples against 2,000 test images, and compare with each other only.
 At equal CPU time an arm is measured at the checkpoint that the baseline's CPU time pays for. `--cost` times steps of
 all arms in turns.
 """
@@ -62,7 +62,7 @@ def measure(run: Run, splits: ProbedSplits, step: int, arm: str, baselines: bool
     if arm in SAMPLED:
         request = Request(n=500, sampler="dpm-solver-fast", steps=12, batch_size=250)
         extractor = build_extractor("inception")
-        reference = dataset_reference(run.config.data.name, "test", extractor, 5000, **run.config.data.options())
+        reference = dataset_reference(run.config.data.name, "test", extractor, 2000, **run.config.data.options())
         values = run.evaluate(request, reference, extractor, net=net, step=step).values
         record |= {name: value.value for name, value in values.items()}
     return record

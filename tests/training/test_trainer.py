@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from scalelong import LearnableScaling
 from scalelong.errors import InvalidValueError, NonFiniteError
@@ -154,6 +155,23 @@ def test_the_ema_averages_by_name_and_shares_nothing_with_the_network():
     for name, value in trainer.ema.net.named_parameters():
         torch.testing.assert_close(value.double(), expected[name], atol=1e-6, rtol=1e-5)
     assert trainer.ema.net.skip_scaling is not trainer.net.skip_scaling
+
+
+def test_the_ema_follows_a_network_whose_parameters_moved_to_other_memory(monkeypatch):
+    """accelerate calls the device of several CPU processes cpu:0, and `.to("cpu:0")` copies."""
+    monkeypatch.setattr(Accelerator, "prepare", lambda self, net, optimizer: (moved(net), optimizer))
+    trainer = make_trainer(ema__decay=0.75, ema__warmup=False)
+    before = snapshot(trainer.net)
+    trainer.step()
+    for name, value in trainer.ema.net.named_parameters():
+        assert torch.allclose(value, 0.75 * before[name] + 0.25 * trainer.net.get_parameter(name), atol=1e-7)
+        assert not torch.equal(value, before[name])
+
+
+def moved(net):
+    for tensor in (*net.parameters(), *net.buffers()):
+        tensor.data = tensor.data.clone()
+    return net
 
 
 def test_the_ema_copies_buffers():

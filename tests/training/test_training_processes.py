@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from scalelong.errors import RunError
 from scalelong.runs.run import load_run
@@ -128,6 +129,12 @@ def _last_step(folder):
 # -------------------------------------------------------------------------------------- two processes
 
 
+DISTILLED = [
+    f"--set={setting}"
+    for setting in ("distillation.weight=0.1", "distillation.stride=2", "self_conditioning.block=mid_block")
+]
+
+
 def launch(world, folder, *options):
     torchrun = os.path.join(os.path.dirname(sys.executable), "torchrun")
     start = [
@@ -143,16 +150,22 @@ def launch(world, folder, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--set=train.parallel=fsdp"]], ids=["ddp", "fsdp"])
-def test_two_processes_follow_one(tmp_path, options):
+@pytest.mark.parametrize(
+    ("both", "second"),
+    [([], []), ([], ["--set=train.parallel=fsdp"]), (DISTILLED, [])],
+    ids=["ddp", "fsdp", "distilled"],
+)
+def test_two_processes_follow_one(tmp_path, both, second):
     """1 process × 8 and 2 × 4: losses equal to 1e-5 for 10 steps and 1e-4 for 50."""
     one, two = tmp_path / "one", tmp_path / "two"
-    launch(1, one, "--steps=50", "-q")
-    launch(2, two, "--steps=50", "-q", *options)
+    launch(1, one, "--steps=50", "-q", *both)
+    launch(2, two, "--steps=50", "-q", *both, *second)
     assert json.loads((two / "config.json").read_text())["processes"] == 2
     assert len(losses(two)) == 50
     for (step, a, _), (_, b, _) in zip(losses(one), losses(two), strict=True):
         assert b == pytest.approx(a, abs=1e-5 if step <= 10 else 1e-4)
+    first, second = (load_file(folder / "model" / "diffusion_pytorch_model.safetensors") for folder in (one, two))
+    assert all(torch.allclose(value, second[name], atol=2e-3) for name, value in first.items())  # the averages
 
 
 def test_a_sharded_run_follows_one_process_and_resumes_on_any_number(tmp_path):

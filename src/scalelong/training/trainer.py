@@ -76,7 +76,6 @@ class Trainer:
             parallel.compile_network(self.net, t.compile)
             for network in (self.net, self.ema.net):
                 sharding.shard(network, device)
-            self.ema.follow(self.net)
         self.optimizer = (self.own.optimizer or partial(_adamw, config))(self.net)
         self.shards = sharding.use_local_shards(self.optimizer) if self.sharded else []
         self.optimizer.register_step_post_hook(_increment_versions)
@@ -87,6 +86,7 @@ class Trainer:
         else:
             parallel.compile_network(self.net, t.compile)
             self.wrapped, self.prepared = self.accelerator.prepare(self.net, self.optimizer)
+        self.ema.follow(self.net)  # sharding and `prepare` may have moved the parameters to other memory
         self.denoise = self.adapt(self.wrapped)
         self.null_y = examples.facts().null_y
         self.null_context: Tensor | None = None
