@@ -2,6 +2,7 @@
 
 import copy
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -143,6 +144,19 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         net(X, T).square().mean().backward()
         gradients.append([p.grad.clone() for p in net.parameters()])
     assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("make", [uvit, partial(unet, text=16)], ids=["uvit", "text"])
+def test_it_is_one_graph_for_the_compiler_also_in_a_network_with_text(make):
+    net = scalelong.apply(make().train(), compose(ConstantScaling(0.7), SelfConditioning("mid_block")))
+    example = (X, T) if make is uvit else (X, T, torch.ones(2, 3, 16))
+    before = net(*example)
+    nn.init.normal_(projection(net), std=0.5)
+    compiled, plain = torch.compile(net, backend="eager", fullgraph=True)(*example), net(*example)
+    if make is not uvit:
+        before, compiled, plain = before.sample, compiled.sample, plain.sample
+    assert torch.equal(compiled, plain)
+    assert not torch.allclose(plain, before, atol=1e-4)
 
 
 def test_training_reaches_it_by_a_setting_and_resumes(tmp_path):
