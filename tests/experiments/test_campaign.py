@@ -1,6 +1,7 @@
 """A campaign: plan.toml, the runs that are missing, records, and what they say."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -166,7 +167,11 @@ def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_
     assert effects["depth 24"]["cs:0.5"].mean == pytest.approx(0.8)
     assert effects["batch 8"]["cs:0.5"].mean == pytest.approx((0.5 * 0.8) ** 0.5)
     assert effects["all settings"]["cs:0.5"].n == 4
+    exponents = Results(plan).exponents("norm_outer")
+    assert exponents["depth"]["cs:0.5"].mean == pytest.approx(math.log2(0.8 / 0.5))
+    assert exponents["batch"]["cs:0.5"].mean == pytest.approx(0)
     assert "by factor level" in page([Results(plan)])
+    assert "| depth | 0.6781 [0.6781, 0.6781] |" in page([Results(plan)])
 
 
 def test_rounding_keeps_what_bf16_can_represent():

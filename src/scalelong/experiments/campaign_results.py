@@ -11,7 +11,7 @@ import numpy as np
 from scalelong._text import with_interval
 from scalelong.experiments.campaign import Plan
 from scalelong.experiments.comparison import Comparison, RunMeasures
-from scalelong.experiments.statistics import Estimate, paired_ratio
+from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio, slope_interval
 from scalelong.runs.logs import Series
 
 if TYPE_CHECKING:
@@ -139,12 +139,7 @@ class Results:
 
         A setting's ratio is the mean over its seeds; the interval is over the settings that have the level.
         """
-        pairs: dict[str, dict[str, float]] = {}  # scaling → arm → variant/baseline
-        for arm in self.plan.arms:
-            own, base = self.values(arm.name, key), self.values(self.plan.baseline_of(arm), key)
-            ratio = paired_ratio(own, base)
-            if ratio is not None and self.plan.baseline_of(arm) != arm.name:
-                pairs.setdefault(arm.scaling, {})[arm.name] = ratio.mean
+        pairs = self._ratios(key)
         levels = dict.fromkeys((f, v) for arm in self.plan.arms for f, v in arm.factors.items())
         rows = []
         for factor, level in [("all", "settings"), *levels]:
@@ -156,6 +151,41 @@ class Results:
                 cells[scaling] = paired_ratio(dict(enumerate(have)), dict.fromkeys(range(len(have)), 1.0))
             rows.append((f"{factor} {level}", cells))
         return rows
+
+    def exponents(self, key: str) -> dict[str, dict[str, Estimate]]:
+        """Of a designed experiment: factor → scaling → p of variant/baseline ∝ level^p, over the factors with numbers.
+
+        The other factors count as noise. `steps` is the difference of the growth of norms over the second half.
+        """
+        table: dict[str, dict[str, Estimate]] = {}
+        for scaling, ratios in self._ratios(key).items():
+            arms = [(self.plan.arm(name), math.log(ratio)) for name, ratio in ratios.items()]
+            for factor, first in arms[0][0].factors.items():
+                if not isinstance(first, int | float):
+                    continue
+                points = [(math.log(arm.factors[factor]), ratio) for arm, ratio in arms]
+                if len({level for level, _ in points}) > 1:
+                    table.setdefault(factor, {})[scaling] = slope_interval(points)
+            growth = key.replace("norm", "growth")
+            changes = [
+                value - self.values(self.plan.baseline_of(arm), growth)[seed]
+                for arm, _ in arms
+                for seed, value in (self.values(arm.name, growth) if growth != key else {}).items()
+                if seed in self.values(self.plan.baseline_of(arm), growth)
+            ]
+            if changes:
+                table.setdefault("steps", {})[scaling] = mean_interval(changes)
+        return table
+
+    def _ratios(self, key: str) -> dict[str, dict[str, float]]:
+        """scaling → arm → variant/baseline of a measure, the mean over seeds."""
+        pairs: dict[str, dict[str, float]] = {}
+        for arm in self.plan.arms:
+            own, base = self.values(arm.name, key), self.values(self.plan.baseline_of(arm), key)
+            ratio = paired_ratio(own, base)
+            if ratio is not None and self.plan.baseline_of(arm) != arm.name:
+                pairs.setdefault(arm.scaling, {})[arm.name] = ratio.mean
+        return pairs
 
     def _columns(self, arm: str, quantity: str) -> dict[int, list[float]]:
         rows = {}
@@ -216,6 +246,13 @@ def page(results: Sequence[Results]) -> str:
                 parts += [
                     f"{title}, variant over no scaling, by factor level:",
                     _table(["", *one.effects(key)[0][1]], rows),
+                ]
+            if exponents := one.exponents(key) if designed else {}:
+                scalings = list(one.effects(key)[0][1])
+                rows = [[factor, *(_cell(cells.get(name)) for name in scalings)] for factor, cells in exponents.items()]
+                parts += [
+                    "The exponent p of this ratio in each factor, ratio ∝ level^p:",
+                    _table(["", *scalings], rows),
                 ]
         if not designed and (joins := one.joins()):
             parts.append("Norm ‖h_i‖ at the end, against the baseline of the same seed (95 % interval), join by join:")
