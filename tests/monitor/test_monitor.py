@@ -12,8 +12,9 @@ import torch
 from loops import batch, monitored_run, small_uvit, train
 from torch import nn
 
-from scalelong import ConstantScaling, LearnableScaling, Site, StabilityMonitor, apply
+from scalelong import ConstantScaling, LearnableScaling, Site, StabilityMonitor, UViT, apply, build_unet
 from scalelong.errors import InvalidValueError, ScaleLongError, ScalingStateError
+from scalelong.models.unet import unet_settings
 from scalelong.monitor.log import read_stability
 from scalelong.monitor.probe import probe_size
 from scalelong.monitor.summary import trend
@@ -409,6 +410,55 @@ def test_scaling_applied_to_passed_sites_is_recorded():
     monitor, _ = monitored_run(net, 2)
     p = monitor.last["probe"]
     assert p["ratio"][0] == pytest.approx(2**-0.5 * p["skip"][0] / p["backbone"][0], rel=1e-3)
+
+
+class Additive(nn.Module):
+    """Adds its long skips in its own `forward`, as networks for restoration do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.middle, self.last = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x, t):
+        one = self.first(x).relu()
+        two = self.second(one).relu()
+        self.inner = self.middle(two).relu()
+        self.outer = self.last(self.inner + two).relu()
+        return self.outer + one
+
+
+def test_the_backbone_of_an_addition_inside_a_forward_is_recorded():
+    torch.manual_seed(0)
+    net, x, t = Additive(), torch.randn(4, 8), torch.rand(4)
+    apply(net, ConstantScaling(0.5), example=(x, t))
+    monitor = StabilityMonitor(net, probe=(x, t), every=1)
+    with monitor.step(1):
+        net(x, t).square().mean().backward()
+    for part in ("probe", "train"):
+        p = monitor.last[part]
+        assert p["backbone"] == pytest.approx([float(h.norm()) / 2 for h in (net.outer, net.inner)], rel=1e-4)
+        assert p["ratio"][1] == pytest.approx(0.5 * p["skip"][1] / p["backbone"][1], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["uvit", "unet"])
+def test_a_method_that_acts_on_both_tensors_leaves_the_norm_of_the_backbone_on_record(kind):
+    torch.manual_seed(0)
+    net = UViT(img_size=8, embed_dim=16, depth=4, num_heads=2) if kind == "uvit" else small_unet()
+    x, t = torch.randn(4, 3, 8, 8), torch.rand(4)
+    middles = []
+    for scaling in ("none", "mp"):
+        apply(net.train(), scaling, replace=True)
+        monitor = StabilityMonitor(net, probe=(x, t), every=1)
+        with monitor.step(1):
+            output = net(x, t)
+            (output if kind == "uvit" else output.sample).square().mean().backward()
+        assert None not in monitor.last["probe"]["backbone"] + monitor.last["probe"]["ratio"]
+        middles.append(monitor.last["probe"]["backbone"][-1])
+    assert middles[1] == pytest.approx(middles[0], rel=1e-4)  # the middle block's output, before the join changes it
+
+
+def small_unet():
+    return build_unet(unet_settings(8, (8, 16), 1, ()), in_channels=3, out_channels=3)
 
 
 def test_zero_norms_have_no_ratio_and_no_jump():

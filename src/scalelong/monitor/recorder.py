@@ -153,15 +153,17 @@ class Hooks:
         inside = any(site.join is not None or site.calls is not None for site in points.sites)  # no argument shows it
         inside = inside or (scaler is not None and scaler.two_sided)
         in_forward = inside or (points.sites != () and scales_in_forward(root, list(points.sites)))
+        joins = [k for k, site in enumerate(points.sites) if inside or site.path == ROOT]  # no call shows the backbone
         if in_forward:
-            self.taps.append((_Tap(self, points.start("skip")), True))
-        if inside or any(site.path == ROOT for site in points.sites):
-            self.taps.append((_Tap(self, points.start("joined")), False))
+            backbones = {k + 1: points.start("backbone") + k for k in joins}
+            self.taps.append((_Tap(self, points.start("skip"), backbones), True))
+        if joins:
+            self.taps.append((_Tap(self, points.start("joined"), {}), False))
         outputs: dict[str, list[int]] = {}
         for k, site in enumerate(points.sites):
             skip, backbone, out, joined = (points.start(m) + k for m in ("skip", "backbone", "out", "joined"))
             outputs.setdefault("" if site.path == ROOT else site.path, []).append(out)
-            if site.path == ROOT or inside:
+            if k in joins:
                 continue
             called = root.get_submodule(site.called)
             join = _Join(Argument.of(called, site.argument), site)
@@ -227,10 +229,17 @@ class _Hook:
 
 
 class _Tap:
-    """Records the skips of a network that calls `scale_skip`, before or after κ_i."""
+    """Records skips where the network calls `scale_skip` or joins them, before or after κ_i, and backbones by i."""
 
-    def __init__(self, hooks: Hooks, start: int) -> None:
-        self.hooks, self.start = hooks, start
+    observes = True
+
+    def __init__(self, hooks: Hooks, start: int, backbones: dict[int, int]) -> None:
+        self.hooks, self.start, self.backbones = hooks, start, backbones
+
+    def observe(self, backbone: Tensor, i: int) -> None:
+        recorder = self.hooks.current()
+        if recorder is not None and i in self.backbones:
+            recorder.record((self.backbones[i],), backbone)
 
     def scale(self, skip: Tensor, i: int) -> Tensor:
         recorder = self.hooks.current()

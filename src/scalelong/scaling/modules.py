@@ -21,6 +21,7 @@ class SkipScaling(nn.Module):
 
     spec: Scaling
     two_sided: bool = False
+    observes: bool = False  # monitors do: `observe(backbone, i)` sees the other tensor of a join
     timed: bool = False  # whether it depends on the timestep: `observe_timestep(t)` is called before each pass
     sites: tuple[Any, ...] = ()  # where it acts; set by `scalelong.skips`
     placement: str = "join"

@@ -101,6 +101,8 @@ def act(actor: Any, skip: Tensor, backbone: Tensor | None, i: int) -> tuple[Tens
             problem = f"{actor.spec} needs the backbone of the join too, but long skip {i} came alone"
             raise UnsupportedNetworkError(f"{problem}; call skip, x = scale_skip(self, skip, i, x)")
         return actor.join(skip, backbone, i)
+    if backbone is not None and getattr(actor, "observes", False):
+        actor.observe(backbone, i)
     return actor.scale(skip, i), backbone
 
 
@@ -223,7 +225,8 @@ class _JoinMode(TorchFunctionMode):
     def _act(self, func: Any, operands: list[Any], position: int, index: int) -> None:
         actor, skip = self.owner.actor, operands[position]
         if not getattr(actor, "two_sided", False):
-            operands[position] = actor.scale(skip, index)
+            backbone = operands[1 - position] if len(operands) == 2 else None
+            operands[position], _ = act(actor, skip, backbone, index)
         else:
             if len(operands) != 2:
                 problem = f"{self.owner.path} joins {len(operands)} tensors at long skip {index}"
