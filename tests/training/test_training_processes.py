@@ -164,8 +164,8 @@ def test_two_processes_follow_one(tmp_path, both, second):
     assert len(losses(two)) == 50
     for (step, a, _), (_, b, _) in zip(losses(one), losses(two), strict=True):
         assert b == pytest.approx(a, abs=1e-5 if step <= 10 else 1e-4)
-    first, second = (load_file(folder / "model" / "diffusion_pytorch_model.safetensors") for folder in (one, two))
-    assert all(torch.allclose(value, second[name], atol=2e-3) for name, value in first.items())  # the averages
+    averages = [load_file(folder / "model" / "diffusion_pytorch_model.safetensors") for folder in (one, two)]
+    assert all(torch.allclose(value, averages[1][name], atol=2e-3) for name, value in averages[0].items())
 
 
 def test_a_sharded_run_follows_one_process_and_resumes_on_any_number(tmp_path):

@@ -166,13 +166,11 @@ class Results:
                 points = [(math.log(arm.factors[factor]), ratio) for arm, ratio in arms]
                 if len({level for level, _ in points}) > 1:
                     table.setdefault(factor, {})[scaling] = slope_interval(points)
-            growth = key.replace("norm", "growth")
-            changes = [
-                value - self.values(self.plan.baseline_of(arm), growth)[seed]
-                for arm, _ in arms
-                for seed, value in (self.values(arm.name, growth) if growth != key else {}).items()
-                if seed in self.values(self.plan.baseline_of(arm), growth)
-            ]
+            changes = []
+            for arm, _ in arms if key.startswith("norm") else ():
+                growth = key.replace("norm", "growth")
+                own, base = self.values(arm.name, growth), self.values(self.plan.baseline_of(arm), growth)
+                changes += [own[seed] - base[seed] for seed in own.keys() & base.keys()]
             if changes:
                 table.setdefault("steps", {})[scaling] = mean_interval(changes)
         return table
@@ -241,19 +239,14 @@ def page(results: Sequence[Results]) -> str:
             parts.append(f"![Norm against step]({'../' + folder}/norms.png)")
         designed = any(arm.factors for arm in plan.arms)
         for key, title in EFFECTS.items() if designed else ():
-            rows = [[level, *map(_cell, cells.values())] for level, cells in one.effects(key) if any(cells.values())]
+            effects = one.effects(key)
+            scalings = list(effects[0][1])
+            rows = [[level, *map(_cell, cells.values())] for level, cells in effects if any(cells.values())]
             if rows:
-                parts += [
-                    f"{title}, variant over no scaling, by factor level:",
-                    _table(["", *one.effects(key)[0][1]], rows),
-                ]
-            if exponents := one.exponents(key) if designed else {}:
-                scalings = list(one.effects(key)[0][1])
-                rows = [[factor, *(_cell(cells.get(name)) for name in scalings)] for factor, cells in exponents.items()]
-                parts += [
-                    "The exponent p of this ratio in each factor, ratio ∝ level^p:",
-                    _table(["", *scalings], rows),
-                ]
+                parts += [f"{title}, variant over no scaling, by factor level:", _table(["", *scalings], rows)]
+            rows = [[factor, *(_cell(cells.get(s)) for s in scalings)] for factor, cells in one.exponents(key).items()]
+            if rows:
+                parts += ["The exponent p of this ratio in a factor, ratio ∝ level^p:", _table(["", *scalings], rows)]
         if not designed and (joins := one.joins()):
             parts.append("Norm ‖h_i‖ at the end, against the baseline of the same seed (95 % interval), join by join:")
             columns = ["arm", *(f"i = {i + 1}" for i in range(max(map(len, joins.values()))))]

@@ -224,18 +224,18 @@ class _JoinMode(TorchFunctionMode):
 
     def _act(self, func: Any, operands: list[Any], position: int, index: int) -> None:
         actor, skip = self.owner.actor, operands[position]
-        if not getattr(actor, "two_sided", False):
-            backbone = operands[1 - position] if len(operands) == 2 else None
-            operands[position], _ = act(actor, skip, backbone, index)
-        else:
-            if len(operands) != 2:
+        backbone = operands[1 - position] if len(operands) == 2 else None
+        if getattr(actor, "two_sided", False):
+            if backbone is None:
                 problem = f"{self.owner.path} joins {len(operands)} tensors at long skip {index}"
                 raise UnsupportedNetworkError(f"{problem}, but {actor.spec} needs one skip and one backbone")
             if JOINS[func] not in actor.joins:
                 raise wrong_join(actor.spec, index, self.owner.path, JOINS[func])
             if func in IN_PLACE:
                 raise UnsupportedNetworkError(f"{self.owner.path} joins long skip {index} in place; write h = h + skip")
-            operands[position], operands[1 - position] = act(actor, skip, operands[1 - position], index)
+        operands[position], backbone = act(actor, skip, backbone, index)
+        if backbone is not None:
+            operands[1 - position] = backbone
         for other in _ACTIVE.stack:  # another actor may look for the tensor that was passed
             if isinstance(other, _JoinMode):
                 other.skips = [operands[position] if s is skip else s for s in other.skips]
