@@ -136,6 +136,15 @@ def test_the_reference_is_the_configs(run, tmp_path):
     assert (found.card.reference.split, found.card.reference.n) == ("validation", 40)
 
 
+def test_the_runs_dataset_by_name_is_read_at_the_runs_image_size(tmp_path):
+    size = {"data.image_size": 4, "model.patch_size": 2}
+    train(override(preset("digits-uvit"), {**SMALL, **QUIET, **size}), tmp_path / "run", quiet=True)
+    run = load_run(tmp_path / "run")
+    found = run.evaluate(Request(n=20, steps=2), "digits:validation:40", "small")
+    assert found.card.image == found.card.reference.image == (4, 4, 1)
+    assert not [note for note in found.card.notes if "those of the reference" in note]
+
+
 # --------------------------------------------------------------------------------- labels and captions
 
 

@@ -245,7 +245,8 @@ class Run:
     ) -> Evaluation:
         """Evaluate `request.n` images of the network of `step`, or of `net` at `step`. Each process samples its share.
 
-        reference: see `as_reference`; None means `evaluate.reference` of the config, by default the training data.
+        reference: see `as_reference`; None means `evaluate.reference` of the config, by default the training data. The
+            run's own dataset by name is read at the run's image size and with its other options.
         metrics, extractors: see `evaluate_images`.
         step: a step or "best" (see `network_at`); default: the last.
         save_as: an origin of `EVALUATIONS` to store the result under, for example "evaluate".
@@ -255,7 +256,7 @@ class Run:
         from scalelong.evaluation.card import Generation
         from scalelong.evaluation.evaluate import evaluate_images
         from scalelong.evaluation.images import rank_and_world
-        from scalelong.evaluation.sources import check_counts, match_channels
+        from scalelong.evaluation.sources import DatasetImages, check_counts, match_channels
         from scalelong.runs.generate import captions_of, drawn_from
 
         config, selection = self.config, Selection(self.step if step is None else 0)
@@ -265,6 +266,8 @@ class Run:
             selection = Selection(step)
         if reference is None:
             reference = reference_images(config)
+        elif (named := DatasetImages.parse(reference)) is not None and named.name == config.data.name:
+            reference = replace(named, options={**config.data.options(), **named.options})
         else:
             reference = match_channels(None, reference, 3 if config.data.vae else self.facts.shapes.channels)[1]
         check_counts(None, reference, request.n, metrics)
