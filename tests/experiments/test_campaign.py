@@ -11,7 +11,8 @@ from scalelong.experiments.campaign import read_plan
 from scalelong.experiments.campaign_results import Results, page
 from scalelong.experiments.campaign_run import run_planned
 from scalelong.experiments.rounding import Rounding
-from scalelong.report.figures import draw_norms, save_figure
+from scalelong.report.campaign import draw_campaign
+from scalelong.report.figures import save_figure
 
 PLAN = """
 title = "Test"
@@ -53,9 +54,10 @@ def write_record(plan, name, arm, seed, norm=10.0, loss=0.5, failure=None):
     norms = {"norm": [norm] * 2, "absolute_oscillation": [0.1 * norm] * 2, "relative_oscillation": [0.01] * 2}
     norms |= {"steps": [1, 2], "smooth": [[norm, norm]] * 2, "raw": [[norm, norm]] * 2}
     values = {"norm_outer": norm, "norm_inner": norm, "val_loss_ema": loss}
+    config = {"train": {"lr": 0.001}}
     curves = {"val_loss_ema": {"steps": [1, 2], "values": [1.0, loss]}}
-    record = {"arm": arm, "seed": seed, "failure": failure, "values": values, "curves": curves}
-    (plan.folder / f"{name}.json").write_text(json.dumps(record | {"norms": {"backbone": norms}}))
+    record = {"arm": arm, "seed": seed, "failure": failure, "alarms": 2, "values": values, "curves": curves}
+    (plan.folder / f"{name}.json").write_text(json.dumps(record | {"norms": {"backbone": norms}, "config": config}))
 
 
 def test_pairs_with_the_baseline_come_first_and_runs_with_a_record_are_skipped(make_plan, tmp_path):
@@ -71,12 +73,17 @@ def test_pairs_with_the_baseline_come_first_and_runs_with_a_record_are_skipped(m
 def test_an_arm_is_tuned_at_the_same_learning_rates_before_its_runs(make_plan, tmp_path):
     plan = make_plan(TUNED)
     names = [job.name for job in plan.missing(tmp_path)]
-    assert names == [f"tune-{arm}-lr{lr}-seed9" for arm in ("none", "cs", "ls") for lr in ("0.001", "0.01")]
+    assert names == [f"tune-{arm}-lr{lr}-seed9" for arm in ("none", "cs") for lr in ("0.001", "0.01")]
     write_record(plan, "tune-cs-lr0.001-seed9", "cs", 9, loss=0.6)
     write_record(plan, "tune-cs-lr0.01-seed9", "cs", 9, loss=0.4)
     own = [job for job in plan.missing(tmp_path) if job.record["arm"] == "cs"]
     assert [job.name for job in own] == ["cs-seed0", "cs-seed1", "cs-seed2"]
     assert all(job.config.train.lr == 0.01 for job in own)
+    for lr in ("0.001", "0.01"):
+        write_record(plan, f"tune-none-lr{lr}-seed9", "none", 9)
+    names = [job.name for job in plan.missing(tmp_path)]
+    assert names[:6] == list(plan.planned[:6]), "the next group is tuned after the first one"
+    assert names[6:] == ["tune-ls-lr0.001-seed9", "tune-ls-lr0.01-seed9"]
 
 
 def test_a_learning_rate_at_which_the_run_failed_is_not_chosen(make_plan):
@@ -145,8 +152,13 @@ def test_verdicts_follow_the_interval_and_the_state_counts_runs(make_plan, tmp_p
     assert verdicts["ls", "smaller norm at the outer joins (Fig. 1)"].verdict == "open (one pair)"
     assert results.joins()["cs"][0].mean == pytest.approx(0.51, abs=0.001)
     assert results.state.startswith("7 of 9 planned runs are finished: none 3, ls 1, cs 3")
-    save_figure(draw_norms(results), tmp_path / "norms.png")
-    assert "7 of 9 planned runs" in page([results])
+    for name, figure in draw_campaign(results).items():
+        save_figure(figure, plan.folder / name)
+    text = page([results])
+    assert "7 of 9 planned runs" in text
+    assert "/norms.png" in text
+    assert "/curves.png" in text
+    assert "| cs | 3 | 0.001 | 0.5 [0.2516, 0.7484] |" in text  # 0.5 ± t(2) · 0.1/√3
 
 
 def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_a_level(make_plan):
@@ -162,15 +174,17 @@ def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_
     for arm in plan.arms:
         ratio = {12: 0.5, 24: 0.8}[arm.factors["depth"]] if arm.scaling != "none" else 1.0
         write_record(plan, f"{arm.name}-seed0", arm.name, 0, norm=7.0 * ratio)
-    effects = dict(Results(plan).effects("norm_outer"))
-    assert effects["depth 12"]["cs:0.5"].mean == pytest.approx(0.5)
-    assert effects["depth 24"]["cs:0.5"].mean == pytest.approx(0.8)
-    assert effects["batch 8"]["cs:0.5"].mean == pytest.approx((0.5 * 0.8) ** 0.5)
-    assert effects["all settings"]["cs:0.5"].n == 4
+    effects = Results(plan).effects("norm_outer")
+    assert effects["depth", "12"]["cs:0.5"].mean == pytest.approx(0.5)
+    assert effects["depth", "24"]["cs:0.5"].mean == pytest.approx(0.8)
+    assert effects["batch", "8"]["cs:0.5"].mean == pytest.approx((0.5 * 0.8) ** 0.5)
+    assert effects["all", "settings"]["cs:0.5"].n == 4
     exponents = Results(plan).exponents("norm_outer")
     assert exponents["depth"]["cs:0.5"].mean == pytest.approx(math.log2(0.8 / 0.5))
     assert exponents["batch"]["cs:0.5"].mean == pytest.approx(0)
+    assert list(draw_campaign(Results(plan))) == ["effects.png"]
     assert "by factor level" in page([Results(plan)])
+    assert "| cs:0.5 | 4 | 0 | 4 |" in page([Results(plan)])
     assert "| depth | 0.6781 [0.6781, 0.6781] |" in page([Results(plan)])
 
 

@@ -40,7 +40,8 @@ def campaign(
     from scalelong.experiments.campaign_results import Results
     from scalelong.experiments.campaign_results import page as render
     from scalelong.files import write_text
-    from scalelong.report.figures import draw_norms, save_figure
+    from scalelong.report.campaign import draw_campaign
+    from scalelong.report.figures import save_figure
 
     plans = [read_plan(folder) for folder in folders if run or (folder / "plan.toml").exists()]
     for plan in plans if run else ():
@@ -48,8 +49,8 @@ def campaign(
             raise typer.Exit(1)
     results = [Results(plan) for plan in plans]
     for one in results:
-        if one.finished and any(record["norms"] for record in one.records.values()):
-            save_figure(draw_norms(one), one.plan.folder / "norms.png")
+        for name, figure in draw_campaign(one).items():
+            save_figure(figure, one.plan.folder / name)
     if page is not None:
         text = page.read_text(encoding="utf-8") if page.exists() else f"{START}\n{END}\n"
         before, after = text.partition(START)[0], text.partition(END)[2]

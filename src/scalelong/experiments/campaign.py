@@ -126,12 +126,16 @@ class Plan:
         return min(losses, key=lambda lr: losses[lr])
 
     def missing(self, runs: Path) -> list[Job]:
-        """The jobs that can start now: tuning runs of a group before its main runs, which wait for them."""
+        """The jobs that can start now. A group's main runs wait for its tuning runs, and later groups for both."""
         jobs: dict[str, Job] = {}
+        tuned: int | None = None  # the group whose tuning runs are missing
         for arm, seed in self._order():
+            if tuned is not None and arm.group != tuned:
+                break
             if self.tuning is not None and self.record(f"{arm.name}-seed{seed}") is None:
                 lr, t = self.learning_rate(arm), self.tuning
                 if lr is None:
+                    tuned = arm.group
                     for rate in t.lr:
                         self._add(
                             jobs, runs, _tuning_name(arm, rate, t.seed), arm, self.config(arm, t.seed, rate, t.steps)

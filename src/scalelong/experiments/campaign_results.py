@@ -34,6 +34,12 @@ ONE_PAIR = "open (one pair)"
 EFFECTS = {"norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
            "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features"}  # fmt: skip
 CURVES = {"kid": "KID", "val_loss_ema": "validation loss (EMA)"}
+FINAL = {"val_loss_ema": "validation loss (EMA)", "kid": "KID", "fid": "FID"}
+FIGURES = {
+    "norms.png": "Norm against step",
+    "curves.png": "Distance and validation loss against step",
+    "effects.png": "Variant over no scaling by level of each factor",
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,11 @@ class Results:
         self.plan = plan
         self.records = {name: record for name in plan.planned if (record := plan.record(name)) is not None}
         self.finished = [name for name, record in self.records.items() if record["failure"] is None]
+
+    @property
+    def designed(self) -> bool:
+        """Whether the arms are settings of a designed experiment, compared by level instead of one by one."""
+        return any(arm.factors for arm in self.plan.arms)
 
     @property
     def state(self) -> str:
@@ -134,14 +145,14 @@ class Results:
                 ]
         return {arm: row for arm, row in table.items() if any(row)}
 
-    def effects(self, key: str) -> list[tuple[str, dict[str, Estimate | None]]]:
-        """Of a designed experiment: level of a factor → scaling → variant/baseline of a measure.
+    def effects(self, key: str) -> dict[tuple[str, str], dict[str, Estimate | None]]:
+        """Of a designed experiment: factor and level → scaling → variant/baseline of a measure.
 
         A setting's ratio is the mean over its seeds; the interval is over the settings that have the level.
         """
         pairs = self._ratios(key)
         levels = dict.fromkeys((f, v) for arm in self.plan.arms for f, v in arm.factors.items())
-        rows = []
+        table = {}
         for factor, level in [("all", "settings"), *levels]:
             cells = {}
             for scaling, ratios in pairs.items():
@@ -149,8 +160,8 @@ class Results:
                     r for name, r in ratios.items() if factor == "all" or self.plan.arm(name).factors[factor] == level
                 ]
                 cells[scaling] = paired_ratio(dict(enumerate(have)), dict.fromkeys(range(len(have)), 1.0))
-            rows.append((f"{factor} {level}", cells))
-        return rows
+            table[factor, str(level)] = cells
+        return table
 
     def exponents(self, key: str) -> dict[str, dict[str, Estimate]]:
         """Of a designed experiment: factor → scaling → p of variant/baseline ∝ level^p, over the factors with numbers.
@@ -235,27 +246,55 @@ def page(results: Sequence[Results]) -> str:
             f"## {plan.title}\n\n{plan.question}\n\n**State:** {one.state} `scalelong campaign {folder}` runs the rest."
         )
         parts.append(f"Plan, stated before the runs: [`{folder}/plan.toml`](../{folder}/plan.toml).")
-        if (plan.folder / "norms.png").exists():
-            parts.append(f"![Norm against step]({'../' + folder}/norms.png)")
-        designed = any(arm.factors for arm in plan.arms)
-        for key, title in EFFECTS.items() if designed else ():
+        for name, title in FIGURES.items():
+            if (plan.folder / name).exists():
+                parts.append(f"![{title}](../{folder}/{name})")
+        parts += _final(one)
+        for key, title in EFFECTS.items() if one.designed else ():
             effects = one.effects(key)
-            scalings = list(effects[0][1])
-            rows = [[level, *map(_cell, cells.values())] for level, cells in effects if any(cells.values())]
+            scalings = list(effects["all", "settings"])
+            rows = [
+                [f"{factor} {level}", *map(_cell, cells.values())]
+                for (factor, level), cells in effects.items()
+                if any(cells.values())
+            ]
             if rows:
                 parts += [f"{title}, variant over no scaling, by factor level:", _table(["", *scalings], rows)]
             rows = [[factor, *(_cell(cells.get(s)) for s in scalings)] for factor, cells in one.exponents(key).items()]
             if rows:
                 parts += ["The exponent p of this ratio in a factor, ratio ∝ level^p:", _table(["", *scalings], rows)]
-        if not designed and (joins := one.joins()):
+        if not one.designed and (joins := one.joins()):
             parts.append("Norm ‖h_i‖ at the end, against the baseline of the same seed (95 % interval), join by join:")
             columns = ["arm", *(f"i = {i + 1}" for i in range(max(map(len, joins.values()))))]
             rows = [[arm, *map(_cell, row)] for arm, row in joins.items()]
             parts.append(_table(columns, rows))
-        if not designed and (verdicts := one.verdicts()):
+        if not one.designed and (verdicts := one.verdicts()):
             rows = [[v.arm, v.claim, v.text, f"**{v.verdict}**"] for v in verdicts]
             parts.append(_table(["arm", "claim", "measured", "verdict"], rows))
     return "\n\n".join(parts) + "\n"
+
+
+def _final(results: Results) -> list[str]:
+    """How the arms ended, or the scalings of a designed experiment."""
+    if not results.finished:
+        return []
+    if results.designed:
+        rows = []
+        for scaling in dict.fromkeys(arm.scaling for arm in results.plan.arms):
+            names = {arm.name for arm in results.plan.arms if arm.scaling == scaling}
+            own = [record for record in results.records.values() if record["arm"] in names]
+            if own:
+                failed, alarms = (sum(bool(r[key]) for r in own) for key in ("failure", "alarms"))
+                rows.append([scaling, str(len(own)), str(failed), str(alarms)])
+        return ["How runs ended:", _table(["scaling", "runs", "non-finite", "with an alarm"], rows)]
+    found = {key: title for key, title in FINAL.items() if any(results.values(a.name, key) for a in results.plan.arms)}
+    rows = []
+    for arm in results.plan.arms:
+        if runs := results.by_arm(arm.name):
+            rates = ", ".join(dict.fromkeys(f"{record['config']['train']['lr']:g}" for record in runs.values()))
+            means = (mean_interval(list(results.values(arm.name, key).values())) for key in found)
+            rows.append([arm.name, str(len(runs)), rates, *map(_cell, means)])
+    return ["At the end, mean over seeds (95 % interval):", _table(["arm", "runs", "lr", *found.values()], rows)]
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:

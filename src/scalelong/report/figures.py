@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from scalelong.experiments.campaign_results import Results
     from scalelong.experiments.coords import Coordinates
     from scalelong.experiments.frontier_study import Row
     from scalelong.experiments.halving import Tuned
@@ -175,7 +174,7 @@ def draw_frontier(rows: Sequence[Row]) -> Figure:
     for ax, setting in zip(figure.subplots(1, len(settings), squeeze=False).flat, settings, strict=True):
         own = [row for row in rows if (row.cell.network, row.cell.optimizer) == setting]
         base = {row.cell.skips: row.frontier.lr for row in own if row.cell.scaling.is_identity}
-        for label, color in zip(dict.fromkeys(row.cell.scaling.label for row in own), _colors(), strict=False):
+        for label, color in zip(dict.fromkeys(row.cell.scaling.label for row in own), colors(), strict=False):
             line = sorted((row for row in own if row.cell.scaling.label == label), key=lambda row: row.cell.skips)
             xs, ys = [row.cell.skips for row in line], [row.frontier.lr for row in line]
             ax.loglog(xs, ys, "o-", color=color, label=label)
@@ -197,47 +196,12 @@ def draw_sensitivity(rows: Sequence[dict[str, Any]]) -> Figure:
     figure = new_figure(5.2 * len(settings), 4.2)
     for ax, setting in zip(figure.subplots(1, len(settings), squeeze=False).flat, settings, strict=True):
         own = [row for row in rows if (row["network"], row["optimizer"], row["skips"]) == setting]
-        for row, color in zip(own, _colors(), strict=False):
+        for row, color in zip(own, colors(), strict=False):
             ax.semilogx(row["lr"], row["loss"], "o-", ms=3, color=color, label=row["label"])
         ax.set(title=f"{setting[0]}, {setting[1]}, N = {setting[2]}", xlabel="learning rate", ylabel="final loss")
         ax.legend(fontsize=8)
     figure.suptitle("Learning-rate sensitivity (a diverged run counts as untrained)")
     return figure
-
-
-def draw_norms(results: Results) -> Figure:
-    """Fig. 1 for the finished runs of a campaign: norm against step, mean over seeds, with the absolute oscillation."""
-    families = [arms for arms in results.families().values() if any(_norms_of(results, arm) for arm in arms)]
-    figure = new_figure(13.5, 3.9 * len(families))
-    for axes, arms in zip(figure.subplots(len(families), 3, squeeze=False), families, strict=True):
-        n = max(len(norms["norm"]) for arm in arms for norms in _norms_of(results, arm))
-        for ax, i in zip(axes, dict.fromkeys((1, max(1, n // 2), n)), strict=False):
-            for arm, color in zip(arms, _colors(), strict=False):
-                runs = _norms_of(results, arm)
-                if not runs:
-                    continue
-                steps, count = runs[0]["steps"], min(len(norms["steps"]) for norms in runs)
-                curves = [
-                    [row[i - 1] if row[i - 1] is not None else math.nan for row in r["smooth"][:count]] for r in runs
-                ]
-                mean = [sum(column) / len(column) for column in zip(*curves, strict=True)]
-                band = sum(norms["absolute_oscillation"][i - 1] or math.nan for norms in runs) / len(runs)
-                ax.plot(steps[:count], mean, color=color, lw=1.5, label=f"{arm} ({len(runs)} seeds)")
-                ax.fill_between(
-                    steps[:count], [v - band for v in mean], [v + band for v in mean], color=color, alpha=0.15, lw=0
-                )
-            place = ", outermost join" if i == 1 else ", the middle block's output" if i == n else ""
-            ax.set(title=f"‖h_{i}‖{place}", xlabel="step")
-            ax.set_ylim(bottom=0)
-        axes[0].set_ylabel("norm on training batches")
-        axes[0].legend(fontsize=8)
-    figure.suptitle(f"{results.plan.title}: norm against step (band: absolute oscillation over the second half)")
-    return figure
-
-
-def _norms_of(results: Results, arm: str) -> list[dict[str, Any]]:
-    found = (record["norms"].get("backbone") for record in results.by_arm(arm).values())
-    return [norms for norms in found if norms]
 
 
 def draw_coordinates(rows: Sequence[Coordinates]) -> Figure:
@@ -247,7 +211,7 @@ def draw_coordinates(rows: Sequence[Coordinates]) -> Figure:
     for ax, word in zip(figure.subplots(1, len(words), squeeze=False, sharey=True).flat, words, strict=True):
         own = [row for row in rows if row.parametrization == word]
         for k, row in enumerate(own):
-            color = _colors()[k % len(_colors())]
+            color = colors()[k % len(colors())]
             ax.loglog(list(row.curve), list(row.curve.values()), "o-", ms=3, lw=1, color=color, label=row.layer)
         _ticks(ax, sorted({width for row in own for width in row.curve}))
         ax.set(title=word, xlabel="width", ylabel="RMS change of the output")
@@ -262,7 +226,7 @@ def draw_transfer(curves: Sequence[Curve]) -> Figure:
     figure = new_figure(5.2 * len(panels), 4.2)
     for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True).flat, panels, strict=True):
         own = [c for c in curves if (c.cell.parametrization, c.cell.scaling.label) == panel]
-        for curve, color in zip(own, _colors(), strict=False):
+        for curve, color in zip(own, colors(), strict=False):
             points = [(lr, values) for lr, values in curve.losses.items() if None not in values]
             means = [(lr, math.fsum(v for v in values if v is not None) / len(values)) for lr, values in points]
             if means:
@@ -279,7 +243,7 @@ def draw_rungs(tuned: Tuned, title: str, xlabel: str, ylabel: str) -> Figure:
     figure = new_figure(11, 4.2)
     curves, gaps = figure.subplots(1, 2)
     names = [s.name for s in tuned.standings]
-    for name, color in zip(names, cycle(_colors())):
+    for name, color in zip(names, cycle(colors())):
         points = [(r.steps, math.fsum(r.losses[name]) / len(r.losses[name])) for r in tuned.rungs if name in r.losses]
         if points:
             style, width = "o--" if tuned[name].dropped else "o-", 2.5 if name == tuned.best else 1
@@ -298,7 +262,8 @@ def draw_rungs(tuned: Tuned, title: str, xlabel: str, ylabel: str) -> Figure:
     return figure
 
 
-def _colors() -> tuple[str, ...]:
+def colors() -> tuple[str, ...]:
+    """One colour per line of a figure."""
     return (*SCALINGS, BLUE, RED, YELLOW, "#8fbcbb")
 
 

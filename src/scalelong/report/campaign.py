@@ -1,0 +1,119 @@
+"""Figures of a campaign: norms, distances and losses against steps, and the effects of a designed experiment."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from scalelong.experiments.campaign_results import CURVES, EFFECTS, measures_of
+from scalelong.report.figures import colors, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from scalelong.experiments.campaign_results import Results
+
+
+def draw_campaign(results: Results) -> dict[str, Figure]:
+    """Return the figures of the finished runs by file name, those of `campaign_results.FIGURES` that have data."""
+    records = [results.records[name] for name in results.finished]
+    if results.designed:
+        return {"effects.png": _effects(results)} if any(results.effects("val_loss_ema").values()) else {}
+    figures = {}
+    if any(record["norms"].get("backbone") for record in records):
+        figures["norms.png"] = _norms(results)
+    if any(key in record["curves"] for record in records for key in CURVES):
+        figures["curves.png"] = _curves(results)
+    return figures
+
+
+def _norms(results: Results) -> Figure:
+    """Fig. 1 for the finished runs of a campaign: norm against step, mean over seeds, with the absolute oscillation."""
+    families = [arms for arms in results.families().values() if any(_norms_of(results, arm) for arm in arms)]
+    figure = new_figure(13.5, 3.9 * len(families))
+    for axes, arms in zip(figure.subplots(len(families), 3, squeeze=False), families, strict=True):
+        n = max(len(norms["norm"]) for arm in arms for norms in _norms_of(results, arm))
+        for ax, i in zip(axes, dict.fromkeys((1, max(1, n // 2), n)), strict=False):
+            for arm, color in zip(arms, colors(), strict=False):
+                runs = _norms_of(results, arm)
+                if not runs:
+                    continue
+                steps, count = runs[0]["steps"], min(len(norms["steps"]) for norms in runs)
+                curves = [
+                    [row[i - 1] if row[i - 1] is not None else math.nan for row in r["smooth"][:count]] for r in runs
+                ]
+                mean = [sum(column) / len(column) for column in zip(*curves, strict=True)]
+                band = sum(norms["absolute_oscillation"][i - 1] or math.nan for norms in runs) / len(runs)
+                ax.plot(steps[:count], mean, color=color, lw=1.5, label=f"{arm} ({len(runs)} seeds)")
+                ax.fill_between(
+                    steps[:count], [v - band for v in mean], [v + band for v in mean], color=color, alpha=0.15, lw=0
+                )
+            place = ", outermost join" if i == 1 else ", the middle block's output" if i == n else ""
+            ax.set(title=f"‖h_{i}‖{place}", xlabel="step")
+            ax.set_ylim(bottom=0)
+        axes[0].set_ylabel("norm on training batches")
+        axes[0].legend(fontsize=8)
+    figure.suptitle(f"{results.plan.title}: norm against step (band: absolute oscillation over the second half)")
+    return figure
+
+
+def _norms_of(results: Results, arm: str) -> list[dict[str, Any]]:
+    found = (record["norms"].get("backbone") for record in results.by_arm(arm).values())
+    return [norms for norms in found if norms]
+
+
+def _curves(results: Results) -> Figure:
+    """Fig. 5: sample distance and validation loss against step; thick: mean over seeds, thin: seeds."""
+    families = [arms for arms in results.families().values() if any(map(results.by_arm, arms))]
+    keys = [key for key in CURVES if any(key in results.records[name]["curves"] for name in results.finished)]
+    figure = new_figure(6 * len(keys), 3.9 * len(families))
+    for (row, arms), (column, key) in product(enumerate(families), enumerate(keys)):
+        ax = figure.add_subplot(len(families), len(keys), row * len(keys) + column + 1)
+        for arm, color in zip(arms, colors(), strict=False):
+            found = [measures_of(record).curves.get(key) for record in results.by_arm(arm).values()]
+            curves = [curve for curve in found if curve is not None and len(curve)]
+            for curve in curves:
+                ax.plot(curve.steps, curve.values, color=color, lw=0.6, alpha=0.5)
+            if curves and len({len(curve) for curve in curves}) == 1:
+                mean = sum(curve.values for curve in curves) / len(curves)
+                ax.plot(curves[0].steps, mean, color=color, lw=1.8, label=f"{arm} ({len(curves)} seeds)")
+        ax.set(xlabel="step", title=CURVES[key])
+        ax.legend(fontsize=8)
+    figure.suptitle(f"{results.plan.title} (thick: mean over seeds)")
+    return figure
+
+
+def _effects(results: Results) -> Figure:
+    """Variant over no scaling at every level of every factor, with 95 % intervals over settings."""
+    tables = {title: results.effects(key) for key, title in EFFECTS.items()}
+    tables = {title: table for title, table in tables.items() if any(any(cells.values()) for cells in table.values())}
+    factors = list(dict.fromkeys(factor for table in tables.values() for factor, _ in table))
+    figure = new_figure(2.4 * len(factors), 2.6 * len(tables))
+    grid = figure.subplots(len(tables), len(factors), squeeze=False, sharey="row")
+    for (row, (title, table)), (column, factor) in product(enumerate(tables.items()), enumerate(factors)):
+        ax = grid[row, column]
+        levels = [level for own, level in table if own == factor]
+        if all(level.isdecimal() for level in levels):
+            levels.sort(key=int)
+        scalings = list(table[factor, levels[0]])
+        for k, (scaling, color) in enumerate(zip(scalings, colors()[1:], strict=False)):
+            points = [(x, e) for x, level in enumerate(levels) if (e := table[factor, level][scaling]) is not None]
+            if points:
+                xs = [x + 0.12 * (k - (len(scalings) - 1) / 2) for x, _ in points]
+                low, high = ([getattr(e, end) or e.mean for _, e in points] for end in ("low", "high"))
+                ax.vlines(xs, low, high, color=color, lw=1)
+                ax.plot(xs, [e.mean for _, e in points], "o", ms=4, color=color, label=scaling)
+        ax.axhline(1, color="k", lw=0.6)
+        ax.set(yscale="log", xlim=(-0.6, len(levels) - 0.4))
+        ax.set_xticks(range(len(levels)), levels, fontsize=8)
+        for formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+            formatter("{x:.4g}")
+        ax.tick_params(axis="y", which="both", labelsize=7)
+        if row == 0:
+            ax.set_title(factor, fontsize=9)
+        if column == 0:
+            ax.set_ylabel(title, fontsize=8)
+    grid[0, 0].legend(fontsize=7)
+    figure.suptitle(f"{results.plan.title}: variant over no scaling")
+    return figure
