@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from scalelong.experiments.campaign_results import Results
+    from scalelong.experiments.statistics import Estimate
 
 
 def draw_campaign(results: Results) -> dict[str, Figure]:
@@ -105,11 +106,14 @@ def _effects(results: Results) -> Figure:
                 ax.vlines(xs, low, high, color=color, lw=1)
                 ax.plot(xs, [e.mean for _, e in points], "o", ms=4, color=color, label=scaling)
         ax.axhline(1, color="k", lw=0.6)
-        ax.set(yscale="log", xlim=(-0.6, len(levels) - 0.4))
+        ax.set_xlim(-0.6, len(levels) - 0.4)
         ax.set_xticks(range(len(levels)), levels, fontsize=8)
-        for formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-            formatter("{x:.4g}")
-        ax.tick_params(axis="y", which="both", labelsize=7)
+        if _spread(table) > 2:
+            ax.set_yscale("log")
+            ax.locator_params(axis="y", subs=(1, 2, 5))
+            ax.minorticks_off()
+            ax.yaxis.set_major_formatter("{x:g}")
+        ax.tick_params(axis="y", labelsize=7)
         if row == 0:
             ax.set_title(factor, fontsize=9)
         if column == 0:
@@ -117,3 +121,10 @@ def _effects(results: Results) -> Figure:
     grid[0, 0].legend(fontsize=7)
     figure.suptitle(f"{results.plan.title}: variant over no scaling")
     return figure
+
+
+def _spread(table: dict[tuple[str, str], dict[str, Estimate | None]]) -> float:
+    """The largest end of an interval over the smallest."""
+    found = [e for cells in table.values() for e in cells.values() if e is not None]
+    ends = [end for e in found for end in (e.low, e.mean, e.high) if end is not None]
+    return max(ends) / min(ends)

@@ -269,7 +269,7 @@ def colors() -> tuple[str, ...]:
 
 def _ticks(ax: Axes, values: Sequence[int]) -> None:
     ax.set_xticks(values, [str(value) for value in values])
-    ax.minorticks_off()
+    ax.set_xticks([], minor=True)
 
 
 def draw_robustness(result: Robustness) -> Figure:
