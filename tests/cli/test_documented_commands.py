@@ -42,7 +42,7 @@ SMALL = {
     "doctor": "",
     "kappa": "--samples 500",
     "theory": "--seeds 2 --width 32 --skips 2 --depth 1",
-    "frontier": "--skips 2 --steps 10 --seeds 1 --jobs 1",
+    "frontier": "--skips 4 --steps 10 --seeds 1 --jobs 1",
     "coords": "--widths 16,32 --seeds 2 --steps 2 --parametrizations standard --jobs 1 --set train.batch_size=4",
     "transfer": "--widths 16 --lrs 1e-3 --steps 2 --seeds 1 --jobs 1 --set train.batch_size=4 --set validate.n=4",
     "robustness": "--images 4 --samples 0 --points 1 --bins 1 --variance 0.1",
