@@ -15,7 +15,7 @@ from scalelong.experiments.statistics import Estimate, mean_interval, paired_rat
 from scalelong.runs.logs import Series
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 # What the paper's statement predicts of variant/baseline: a ratio below 1, or an acceleration of at least 1.5.
 CLAIMS = {
@@ -64,6 +64,7 @@ class Results:
         self.plan = plan
         self.records = {name: record for name in plan.planned if (record := plan.record(name)) is not None}
         self.finished = [name for name, record in self.records.items() if record["failure"] is None]
+        self.missing = len(plan.planned) - len(self.records)
 
     @property
     def designed(self) -> bool:
@@ -151,9 +152,8 @@ class Results:
         A setting's ratio is the mean over its seeds; the interval is over the settings that have the level.
         """
         pairs = self._ratios(key)
-        levels = dict.fromkeys((f, v) for arm in self.plan.arms for f, v in arm.factors.items())
         table = {}
-        for factor, level in [("all", "settings"), *levels]:
+        for factor, level in [("all", "settings"), *self._levels()]:
             cells = {}
             for scaling, ratios in pairs.items():
                 have = [
@@ -185,6 +185,14 @@ class Results:
             if changes:
                 table.setdefault("steps", {})[scaling] = mean_interval(changes)
         return table
+
+    def _levels(self) -> Iterator[tuple[str, Any]]:
+        """Every factor with its levels: numbers in order, words as the plan has them."""
+        for factor in dict.fromkeys(name for arm in self.plan.arms for name in arm.factors):
+            levels = list(dict.fromkeys(arm.factors[factor] for arm in self.plan.arms))
+            if all(isinstance(level, int | float) for level in levels):
+                levels.sort()
+            yield from ((factor, level) for level in levels)
 
     def _ratios(self, key: str) -> dict[str, dict[str, float]]:
         """scaling → arm → variant/baseline of a measure, the mean over seeds."""
@@ -242,9 +250,8 @@ def page(results: Sequence[Results]) -> str:
     for one in results:
         plan = one.plan
         folder = plan.folder.as_posix()
-        parts.append(
-            f"## {plan.title}\n\n{plan.question}\n\n**State:** {one.state} `scalelong campaign {folder}` runs the rest."
-        )
+        command = f"`scalelong campaign {folder}` {'runs the rest' if one.missing else 'ran them'}."
+        parts.append(f"## {plan.title}\n\n{plan.question}\n\n**State:** {one.state} {command}")
         parts.append(f"Plan, stated before the runs: [`{folder}/plan.toml`](../{folder}/plan.toml).")
         for name, title in FIGURES.items():
             if (plan.folder / name).exists():

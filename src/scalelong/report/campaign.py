@@ -95,8 +95,6 @@ def _effects(results: Results) -> Figure:
     for (row, (title, table)), (column, factor) in product(enumerate(tables.items()), enumerate(factors)):
         ax = grid[row, column]
         levels = [level for own, level in table if own == factor]
-        if all(level.isdecimal() for level in levels):
-            levels.sort(key=int)
         scalings = list(table[factor, levels[0]])
         for k, (scaling, color) in enumerate(zip(scalings, colors()[1:], strict=False)):
             points = [(x, e) for x, level in enumerate(levels) if (e := table[factor, level][scaling]) is not None]
