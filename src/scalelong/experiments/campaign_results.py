@@ -34,7 +34,7 @@ ONE_PAIR = "open (one pair)"
 EFFECTS = {"norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
            "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features"}  # fmt: skip
 CURVES = {"kid": "KID", "val_loss_ema": "validation loss (EMA)"}
-FINAL = {"val_loss_ema": "validation loss (EMA)", "kid": "KID", "fid": "FID"}
+FINAL = {**CURVES, "fid": "FID"}
 FIGURES = {
     "norms.png": "Norm against step",
     "curves.png": "Distance and validation loss against step",
