@@ -78,6 +78,8 @@ def frontier(
 
 
 def _print_frontier(rows: list[Row], seeds: int) -> None:
+    from scalelong.experiments.frontier import TOLERANCE
+
     settings = dict.fromkeys((row.cell.network, row.cell.optimizer) for row in rows)
     for network, optimizer in settings:
         own = [row for row in rows if (row.cell.network, row.cell.optimizer) == (network, optimizer)]
@@ -97,7 +99,10 @@ def _print_frontier(rows: list[Row], seeds: int) -> None:
         )
         columns = ("N", "scaling", "frontier", "against none", "Theorem 3.3")[: 5 if predicted else 4]
         print_table(title, columns, table, left=2, wrap=False)
-    print_lines(["geometric means over seeds with their 95 % interval; ratios are paired by seed"])
+    print_lines([
+        "geometric means over seeds with their 95 % interval; ratios are paired by seed",
+        f"each search ends within {TOLERANCE - 1:.0%} of the frontier; intervals do not contain that",
+    ])  # fmt: skip
 
 
 def _print_sensitivity(rows: list[dict[str, Any]], seeds: int) -> None:

@@ -29,7 +29,6 @@ CLAIMS = {
     "fid": "lower FID at the end",
 }
 ACCELERATION = 1.5
-FEW = 12  # arms to list without a finished run
 ONE_PAIR = "open (one pair)"
 EFFECTS = {"norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
            "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features"}  # fmt: skip
@@ -76,12 +75,12 @@ class Results:
         """How many of the planned runs exist, in a sentence."""
         count, total = len(self.records), len(self.plan.planned)
         failed = count - len(self.finished)
-        arms = {arm.name: sum(r["arm"] == arm.name for r in self.records.values()) for arm in self.plan.arms}
-        listed = ", ".join(f"{name} {n}" for name, n in arms.items() if n or len(arms) <= FEW) or "none yet"
         names = ", ".join(name for name in self.records if name not in self.finished)
         ended = f" ({failed} became non-finite: {names})" if failed else ""
+        arms = {arm.name: sum(r["arm"] == arm.name for r in self.records.values()) for arm in self.plan.arms}
+        listed = "" if self.designed else ": " + ", ".join(f"{name} {n}" for name, n in arms.items())
         seeds = len(self.plan.seeds)
-        return f"{count} of {total} planned runs are finished{ended}: {listed}; {seeds} seeds are planned for each."
+        return f"{count} of {total} planned runs are finished{ended}{listed}; {seeds} seeds are planned for each."
 
     def by_arm(self, name: str) -> dict[int, dict[str, Any]]:
         """seed → record of the finished runs of an arm."""
