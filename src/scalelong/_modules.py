@@ -106,9 +106,8 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def eager(net: nn.Module) -> AbstractContextManager[Any]:
-    """Run a network that torch.compile wraps, or parts of it, eagerly (torch >= 2.6)."""
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    return nullcontext() if set_stance is None or not is_compiled(net) else set_stance("force_eager")
+    """Run a network that torch.compile wraps, or parts of it, eagerly."""
+    return torch.compiler.set_stance("force_eager") if is_compiled(net) else nullcontext()
 
 
 def aligned(net: Net) -> Net:

@@ -104,6 +104,7 @@ def test_note_reveals_a_spike_between_snapshots():
     monitor, raised = monitored(net, every=4)
     for step in range(1, 49):
         x, t, eps = batch(step)
+        net.zero_grad()
         with monitor.step(step):
             each = (net(x, t) - eps).square().flatten(1).mean(1)
             each.mean().backward()

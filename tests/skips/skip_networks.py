@@ -159,8 +159,8 @@ DIFFUSERS = {
                    resnet_time_scale_shift="scale_shift", conv_in_kernel=1, conv_out_kernel=1),
         _latent_and_text(8, 8), skips=2, middle="down_blocks.2", checkpoint=_enable),
     "UNet1DModel": Network(
-        _diffusers("UNet1DModel", sample_size=32, in_channels=2, out_channels=2, extra_in_channels=64,
-                   block_out_channels=(32, 32, 64), layers_per_block=1),
+        _diffusers("UNet1DModel", sample_size=32, in_channels=2, out_channels=2, extra_in_channels=16,
+                   block_out_channels=(8, 32, 64), layers_per_block=1),
         lambda: Call((torch.randn(2, 2, 32), T)), skips=3, normed=False, feels=True),
     "UNet3DConditionModel": Network(
         _diffusers("UNet3DConditionModel", **ONE_LEVEL, cross_attention_dim=8, attention_head_dim=4,

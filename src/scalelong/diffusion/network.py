@@ -44,7 +44,7 @@ class Denoiser(nn.Module):
     def arguments(self, y: Tensor | None = None, context: Tensor | None = None) -> Conditions:
         """Return the conditions under the names of the network's own arguments."""
         arguments = {self.argument_names[name]: value for name, value in make_conditions(y, context).items()}
-        for argument in arguments.keys() - self.accepted:
+        for argument in (name for name in arguments if name not in self.accepted):
             called, hint = f"{type(self.net).__name__}.forward", "use a network built for this condition"
             raise InvalidValueError(f"{called} has no argument {argument!r}, but a value was passed; {hint}")
         return arguments
