@@ -48,7 +48,7 @@ train --set scaling.kind=x
 train --set scaling=5
 train --set tracker=mlflow
 train --set checkpoint.every=0
-train --set diffusion.process=cosine
+train --set diffusion.process=sine
 train --set train.precision=fp8
 train --set sample.sampler=x --out HERE/x
 train --set sample.steps=0 --out HERE/x
@@ -257,7 +257,7 @@ def test_a_terminal_without_greek_letters_shows_escapes():
     words = [sys.executable, "-m", "scalelong", "kappa", "--data=digits", "--skips=3", "--samples=50"]
     done = subprocess.run(words, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "kappa for 3 long skips" in done.stdout
+    assert r"\u03ba for 3 long skips" in done.stdout
 
 
 def test_progress_of_what_is_named_like_markup_is_shown(capsys, monkeypatch):

@@ -171,7 +171,7 @@ def test_a_grid_has_a_column_for_each_prompt(plain):
 )
 def test_samples_follow_their_condition(tmp_path, name, settings):
     """A linear probe of real images finds the requested class far more often than in unconditional samples."""
-    spec = importlib.util.spec_from_file_location("condition", REPOSITORY / "benchmarks" / "condition.py")
+    spec = importlib.util.spec_from_file_location("condition", REPOSITORY / "benchmarks" / "studies" / "condition.py")
     condition = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(condition)
     config = tiny_config(name, **settings, train__batch_size=32, train__warmup=100, checkpoint__every=2000)

@@ -76,13 +76,16 @@ def _check(name: str, rank: int) -> None:
     torch.manual_seed(0)
     net, alone = (scalelong.apply(make(name).train(), _scaling()) for _ in range(2))
     alone.load_state_dict(net.state_dict())
+    for module in (*net.modules(), *alone.modules()):
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # the processes draw masks of their own
     start = [p.detach().clone() for p in scalelong.parameters(net)]
 
     wrapped = DistributedDataParallel(net)
     together = _train(wrapped, name, [rank])
     whole = _train(alone, name, [0, 1])
     for a, b in zip(together, whole, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5, msg=lambda text: f"{name}: {text}")
     for parameter, before in zip(scalelong.parameters(wrapped), start, strict=True):
         assert not torch.equal(parameter, before), "LS did not train"
         other = [torch.empty_like(parameter.data) for _ in range(2)]
