@@ -32,7 +32,7 @@ PROGRAMS = ("scalelong", "accelerate", "torchrun", "make", "pip", "python")
 
 SETTINGS = " ".join(f"--set {key}={value}" for key, value in TINY.items() if key[:6] not in ("model.", "train."))
 SMALL = {
-    "train": f"--steps 2 --batch-size 8 --quiet {SETTINGS}",
+    "train": f"--steps 2 --batch-size 8 --quiet --set evaluate.n=72 --set evaluate.extractor=pixels {SETTINGS}",
     "sample": "--n 4 --steps 2",
     "compare": f"--scalings none,cs --seeds 1 --steps 4 --samples 72 --jobs 1 --quiet {SETTINGS}",
     "report": "",
@@ -175,17 +175,20 @@ def world(tmp_path_factory):
     from scalelong.runs.config import override
     from scalelong.runs.settings import to_yaml
     from scalelong.training import preset, train
+    from scalelong.training.presets import choose
     from scalelong.training.speed import cpu_name
 
     home = tmp_path_factory.mktemp("world")
-    run = home / "RUN"
-    train(override(preset("digits-uvit-class"), {**TINY, "train.steps": 2, "monitor.every": 1}), run, quiet=True)
+    run, flow = home / "RUN", home / "FLOW"
+    for folder, name, objective in ((run, "digits-uvit-class", "eps"), (flow, "digits-uvit", "flow")):
+        config = override(choose(name, objective=objective), {**TINY, "train.steps": 2, "monitor.every": 1})
+        train(config, folder, quiet=True)
     load_run(run).evaluate(Request(n=72, steps=2, batch_size=72), "digits:train:80", "pixels", save_as="evaluate")
     for _, _, words in SHOWN:
         inputs = [word for k, word in enumerate(words) if word.startswith("runs/") and words[k - 1] != "--out"]
         for word in inputs:
             if not (home / word).exists() and "*" not in word:
-                shutil.copytree(run, home / word)
+                shutil.copytree(flow if "-flow-" in word else run, home / word)
     # A measurement of this machine, so that `doctor` does not time every preset.
     speed = {"machine": cpu_name(), "threads": 1, "torch": metadata.version("torch"), "device": "cpu"}
     speed |= {"measured": "now", "seconds": {"digits": 0.1}, "flops": {"uvit": 5e10}}
