@@ -16,7 +16,7 @@ from tiny_runs import losses, read_lines, tiny_config
 def test_a_run_writes_the_files_of_the_contract(finished):
     run = Run(finished)
     record = json.loads((finished / "config.json").read_text())
-    assert record["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(record["versions"]["torch"])  # without the "+cu132" of some builds
     assert record["data"]["n"] == 1497
     entries = read_lines(run.metrics_path)
     assert [entry["step"] for entry in entries] == [1, 2, 3, 4, 5, 6]
