@@ -46,7 +46,7 @@ def _norms(results: Results) -> Figure:
                 ]
                 mean = [sum(column) / len(column) for column in zip(*curves, strict=True)]
                 band = sum(norms["absolute_oscillation"][i - 1] or math.nan for norms in runs) / len(runs)
-                ax.plot(steps[:count], mean, color=color, lw=1.5, label=f"{arm} ({len(runs)} seed{'s'[: len(runs) > 1]})")
+                ax.plot(steps[:count], mean, color=color, lw=1.5, label=_label(arm, len(runs)))
                 ax.fill_between(
                     steps[:count], [v - band for v in mean], [v + band for v in mean], color=color, alpha=0.15, lw=0
                 )
@@ -78,7 +78,7 @@ def _curves(results: Results) -> Figure:
                 ax.plot(curve.steps, curve.values, color=color, lw=0.6, alpha=0.5)
             if curves and len({len(curve) for curve in curves}) == 1:
                 mean = sum(curve.values for curve in curves) / len(curves)
-                ax.plot(curves[0].steps, mean, color=color, lw=1.8, label=f"{arm} ({len(curves)} seed{'s'[: len(curves) > 1]})")
+                ax.plot(curves[0].steps, mean, color=color, lw=1.8, label=_label(arm, len(curves)))
         ax.set(xlabel="step", title=CURVES[key])
         ax.legend(fontsize=8)
     figure.suptitle(f"{results.plan.title} (thick: mean over seeds)")
@@ -126,3 +126,7 @@ def _spread(table: dict[tuple[str, str], dict[str, Estimate | None]]) -> float:
     found = [e for cells in table.values() for e in cells.values() if e is not None]
     ends = [end for e in found for end in (e.low, e.mean, e.high) if end is not None]
     return max(ends) / min(ends)
+
+
+def _label(arm: str, seeds: int) -> str:
+    return f"{arm} ({seeds} {'seed' if seeds == 1 else 'seeds'})"
