@@ -2,6 +2,9 @@
 
 import json
 import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -348,6 +351,25 @@ def test_dataset_statistics_are_computed_once_and_resumed(grey, monkeypatch, tmp
     assert not list(tmp_path.rglob("partial*"))
     with pytest.raises(EvaluationError, match="1,000,000.*digits"):
         dataset_reference("digits", "train", grey, 10**6)
+
+
+def test_two_callers_at_once_compute_dataset_statistics_once(grey, monkeypatch, tmp_path):
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
+    calls, network, started = [], grey.network.forward, threading.Event()
+
+    def counting(x):
+        calls.append(len(x))
+        started.set()
+        time.sleep(0.02)
+        return network(x)
+
+    monkeypatch.setattr(grey.network, "forward", counting)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(dataset_reference, "digits", "train", grey, 400)
+        assert started.wait(60)
+        second = pool.submit(dataset_reference, "digits", "train", grey, 400)
+        assert first.result().card == second.result().card
+    assert sum(calls) == 400
 
 
 def test_datasets_by_name_work_on_both_sides(grey, monkeypatch, tmp_path):

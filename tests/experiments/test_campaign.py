@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from scalelong.errors import ScaleLongError
-from scalelong.experiments.campaign import read_plan
+from scalelong.experiments import scheduler
+from scalelong.experiments.campaign import read_plan, run_missing
 from scalelong.experiments.campaign_results import Results, page
 from scalelong.experiments.campaign_run import run_planned
 from scalelong.experiments.rounding import Rounding
@@ -124,6 +125,24 @@ def test_a_finished_run_leaves_a_record_with_norms_of_every_join_and_block(make_
     assert record["values"]["norm_outer"] == pytest.approx(record["norms"]["backbone"]["norm"][0], rel=1e-3)
     assert record["values"]["val_loss_ema"] > 0
     assert "cs-seed0" not in [job.name for job in plan.missing(tmp_path)]
+
+
+def test_reference_statistics_are_computed_before_the_runs_that_share_them(make_plan, tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
+    distance = "[distance]\nevery = 0\nn = 0\nfinal = 4\nevaluations = 2\nextractor = 'pixels'\nreference = 'train'\n"
+    plan = make_plan(TUNED.replace("[[arms]]", f"{distance}reference_n = 64\n\n[[arms]]", 1))
+    for lr in plan.tuning.lr:
+        write_record(plan, f"tune-none-lr{lr:g}-seed9", "none", 9)
+    started = {}
+
+    def start(jobs, *_):
+        started.update({job.name: len(list(tmp_path.rglob("first-64.safetensors"))) for job in jobs})
+        return (), None
+
+    monkeypatch.setattr(scheduler, "run_jobs", start)
+    assert not run_missing(plan, tmp_path / "runs", quiet=True)
+    assert {"none-seed0", "tune-cs-lr0.001-seed9"} <= set(started)
+    assert set(started.values()) == {1}
 
 
 def test_a_run_that_diverges_is_a_result_too(make_plan, tmp_path):

@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scalelong.data import load
+from scalelong.data.cache import lock_folder
 from scalelong.errors import DataError, EvaluationError, ScaleLongError, invalid
 from scalelong.evaluation.card import ReferenceCard, from_json, now, versions
 from scalelong.evaluation.extractors import FeatureExtractor
@@ -120,7 +121,7 @@ def dataset_reference(
     """Return the statistics of the first n images (default: all) of a dataset's split, cached.
 
     `name` and `options` are those of `scalelong.data.load`. An interrupted computation resumes, and a longer one
-    starts from the end of a shorter one.
+    starts from the end of a shorter one. A second process waits for the first.
     """
     data = load(name, split, **options)
     total = len(data) if n is None else n
@@ -132,23 +133,27 @@ def dataset_reference(
         return read_reference(done)
     source = "; ".join(filter(None, (data.manifest.get("source"), data.manifest.get("resize"))))
     rank, world = rank_and_world()
-    # Of several processes none holds a beginning of the images, so there is nothing to resume or to save.
-    extraction = _resume(folder, total) if world == 1 else Extraction()
-    saved = time.monotonic()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder) if world == 1 else nullcontext():
+        if world == 1 and done.is_file():  # by the process that this one waited for
+            return read_reference(done)
+        # Of several processes none holds a beginning of the images, so there is nothing to resume or to save.
+        extraction = _resume(folder, total) if world == 1 else Extraction()
+        saved = time.monotonic()
 
-    def checkpoint() -> None:
-        nonlocal saved
-        if world == 1 and time.monotonic() - saved >= CHECKPOINT_SECONDS:
-            write_reference(partial, extraction.result(data.name, data.split, extractor, source))
-            saved = time.monotonic()
+        def checkpoint() -> None:
+            nonlocal saved
+            if world == 1 and time.monotonic() - saved >= CHECKPOINT_SECONDS:
+                write_reference(partial, extraction.result(data.name, data.split, extractor, source))
+                saved = time.monotonic()
 
-    stream = ArrayImages(data.images, f"{data.name} ({data.split})")
-    extract(stream, [extractor], total, batch_size, [extraction], checkpoint)
-    reference = extraction.result(data.name, data.split, extractor, source)
-    if rank == 0:
-        write_reference(done, reference)
-        partial.unlink(missing_ok=True)
-    return reference
+        stream = ArrayImages(data.images, f"{data.name} ({data.split})")
+        extract(stream, [extractor], total, batch_size, [extraction], checkpoint)
+        reference = extraction.result(data.name, data.split, extractor, source)
+        if rank == 0:
+            write_reference(done, reference)
+            partial.unlink(missing_ok=True)
+        return reference
 
 
 def images_references(

@@ -213,6 +213,7 @@ def run_missing(
     tried: set[str] = set()
     while waiting := [job for job in plan.missing(runs) if job.name not in tried][: _left(limit, tried)]:
         _prepare_data(waiting)
+        _prepare_references(waiting)
         slots = make_slots(len(waiting), jobs, visible_gpus(), usable_cores(), gpus)
         with Live(waiting, quiet=quiet) as display:
             _, signal = run_jobs(waiting, slots, runs / plan.folder.name / "logs", display)
@@ -220,6 +221,24 @@ def run_missing(
             return True
         tried |= {job.name for job in waiting}
     return False
+
+
+def _prepare_references(jobs: list[Job]) -> None:
+    """Compute the statistics of reference images on all cores, before the runs that share them."""
+    import torch
+
+    from scalelong.experiments.campaign_run import load_reference
+    from scalelong.experiments.scheduler import usable_cores
+
+    planned = [(job.config, job.record["distance"]) for job in jobs if job.record is not None]
+    measured = {config.data: (config, distance) for config, distance in planned if distance is not None}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(usable_cores())
+    try:
+        for config, distance in measured.values():
+            load_reference(config, Distance(**distance))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _left(limit: int | None, tried: set[str]) -> int | None:

@@ -20,6 +20,7 @@ from scalelong.runs.run import Run
 if TYPE_CHECKING:
     from torch import nn
 
+    from scalelong.evaluation.reference import Reference
     from scalelong.runs.logs import Series
 
 LARGEST_FP16 = 65_504
@@ -56,20 +57,25 @@ def _sgd(lr: float, name: str, net: nn.Module) -> Any:
     return OPTIMIZERS[name]([p for p in net.parameters() if p.requires_grad], lr=lr)
 
 
+def load_reference(config: Config, spec: Distance) -> tuple[Any, Reference]:
+    """The extractor of a plan's distances, and the statistics of its reference images: cached, or computed now."""
+    from scalelong.evaluation.extractors import build_extractor
+    from scalelong.evaluation.reference import dataset_reference
+
+    extractor = build_extractor(spec.extractor)
+    split, n = spec.reference, spec.reference_n
+    return extractor, dataset_reference(config.data.name, split, extractor, n, **config.data.options())
+
+
 class Observed:
     """What a plan measures of the EMA network during training, as `metrics` of `train`: KID and headroom."""
 
     every_process = True  # each samples its share
 
     def __init__(self, run: Run, config: Config, spec: Distance | None) -> None:
-        from scalelong.evaluation.extractors import build_extractor
-        from scalelong.evaluation.reference import dataset_reference
-
         self.run, self.spec = run, spec
         if spec is not None:
-            self.extractor: Any = build_extractor(spec.extractor)
-            split, n = spec.reference, spec.reference_n
-            self.reference = dataset_reference(config.data.name, split, self.extractor, n, **config.data.options())
+            self.extractor, self.reference = load_reference(config, spec)
 
     def __call__(self, net: nn.Module, step: int) -> dict[str, float]:
         values = {}
