@@ -102,6 +102,7 @@ def test_a_learning_rate_at_which_the_run_failed_is_not_chosen(make_plan):
         (("group = 2", 'baseline = "nine"'), "nine"),
         (("train.batch_size", "train.batchsize"), "train.batch_size"),
         (("seeds = [0, 1, 2]", ""), "seeds"),
+        (("steps = 12", 'steps = 12\njudged = ["norm_outr"]'), "norm_outer"),
     ],
 )
 def test_a_wrong_plan_is_refused_with_the_name_of_what_is_wrong(make_plan, change, message):
@@ -180,6 +181,17 @@ def test_verdicts_follow_the_interval_and_the_state_counts_runs(make_plan, tmp_p
     assert "| cs | 3 | 0.001 | 0.5 [0.2516, 0.7484] |" in text  # 0.5 ± t(2) · 0.1/√3
 
 
+def test_measures_that_the_rule_does_not_judge_are_reported_without_a_verdict(make_plan):
+    plan = make_plan(PLAN.replace("steps = 12", 'steps = 12\njudged = ["norm_outer"]'))
+    for seed in range(3):
+        write_record(plan, f"none-seed{seed}", "none", seed)
+        write_record(plan, f"cs-seed{seed}", "cs", seed, norm=5 + 0.1 * seed, loss=0.4)
+    verdicts = {verdict.claim: verdict.verdict for verdict in Results(plan).verdicts()}
+    assert verdicts.pop("smaller norm at the outer joins (Fig. 1)") == "agrees"
+    assert set(verdicts.values()) == {"reported, not judged"}
+    assert any("reaches the baseline's" in claim for claim in verdicts)
+
+
 def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_a_level(make_plan):
     arms = ""
     for depth in (12, 24):
@@ -192,7 +204,8 @@ def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_
     plan = make_plan(PLAN.partition("[[arms]]")[0] + arms)
     for arm in plan.arms:
         ratio = {12: 0.5, 24: 0.8}[arm.factors["depth"]] if arm.scaling != "none" else 1.0
-        write_record(plan, f"{arm.name}-seed0", arm.name, 0, norm=7.0 * ratio)
+        loss = 0.5 * (0.9 + 0.01 * (arm.factors["batch"] == 8) if ratio == 0.5 else 1.0)
+        write_record(plan, f"{arm.name}-seed0", arm.name, 0, norm=7.0 * ratio, loss=loss)
     effects = Results(plan).effects("norm_outer")
     assert effects["depth", "12"]["cs:0.5"].mean == pytest.approx(0.5)
     assert effects["depth", "24"]["cs:0.5"].mean == pytest.approx(0.8)
@@ -205,6 +218,10 @@ def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_
     assert "by factor level" in page([Results(plan)])
     assert "| cs:0.5 | 4 | 0 | 4 |" in page([Results(plan)])
     assert "| depth | 0.6781 [0.6781, 0.6781] |" in page([Results(plan)])
+    assert Results(plan).corners() == {(("depth", "12"), "cs:0.5"): "helps"}
+    assert "| cs:0.5 | depth 12 | 0.905 [0.8436, 0.9708] | 0.5 [0.5, 0.5] | **helps** |" in page(
+        [Results(plan)]
+    )  # t(1) = 12.71
 
 
 def test_rounding_keeps_what_bf16_can_represent():

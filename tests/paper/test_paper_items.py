@@ -14,7 +14,7 @@ from paper_runs import TINY, train_tiny
 from scalelong.errors import RunError, ScaleLongError, UnknownNameError
 from scalelong.paper import inputs, networks, quality
 from scalelong.paper.items import ITEMS
-from scalelong.paper.judge import OPEN, VERDICTS
+from scalelong.paper.judge import NO_VERDICT, VERDICTS
 from scalelong.paper.networks import decay, learned_kappas, norms_in_training, share_inside
 from scalelong.paper.quality import relative_change
 from scalelong.paper.run import Options, read_result, result_name, run_item, to_json
@@ -192,7 +192,7 @@ def test_extra_noise_does_not_depend_on_the_global_seed(runs):
 
 def test_one_seed_gives_no_verdict(runs, tmp_path):
     result = ran("table-4", runs, tmp_path, seeds=(1,))
-    assert {claim["verdict"] for claim in result["claims"]} == {OPEN}
+    assert {claim["verdict"] for claim in result["claims"]} == {NO_VERDICT}
     assert (tmp_path / "table-4-seeds-1.json").exists()
     assert not (tmp_path / "table-4.json").exists()
 
@@ -207,13 +207,13 @@ def test_missing_runs_are_named_and_the_rest_is_judged(runs, tmp_path):
 def test_distances_of_samples_that_are_not_images_are_shown_and_not_judged(runs, tmp_path, monkeypatch):
     result = ran("table-4", runs, tmp_path)  # twelve steps: noise
     distance = next(c for c in result["claims"] if "not FID" in c["claim"])
-    assert distance["verdict"] == OPEN
+    assert distance["verdict"] == NO_VERDICT
     assert any("not images yet" in note for note in result["notes"])
     assert any("not FID" in column for table in result["tables"] for column in table["columns"])
     monkeypatch.setattr(quality, "mean_image_distance", lambda trained: math.inf)
     judged = next(c for c in ran("table-4", runs, tmp_path)["claims"] if "not FID" in c["claim"])
     assert judged["measured"]["n"] == 2
-    assert judged["verdict"] != OPEN
+    assert judged["verdict"] != NO_VERDICT
 
 
 def test_the_distance_of_the_mean_image_is_the_datas_variance(runs):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelong.experiments.statistics import Estimate
-from scalelong.paper.judge import AGREES, DISAGREES, OPEN, UNSEEN, Claim, Region, above, below
+from scalelong.paper.judge import AGREES, DISAGREES, NO_VERDICT, OPEN, Claim, Region, above, below
 from scalelong.paper.norms import resampled_ratio
 
 
@@ -23,15 +23,15 @@ def interval(low, high):
     ("ends", "region", "expected"),
     [
         ((0.7, 0.9), below(1.0), AGREES),
-        ((0.7, 1.1), below(1.0), UNSEEN),
+        ((0.7, 1.1), below(1.0), OPEN),
         ((1.01, 1.2), below(1.0), DISAGREES),
         ((1.0, 1.2), below(1.0), DISAGREES),  # the region is open: nothing of the interval is in it
-        ((0.9, 1.0), below(1.0), UNSEEN),
+        ((0.9, 1.0), below(1.0), OPEN),
         ((1.2, 1.9), above(1.0), AGREES),
         ((0.8, 0.99), above(1.0), DISAGREES),
         ((0.96, 1.04), Region(0.95, 1.05), AGREES),
-        ((0.90, 1.04), Region(0.95, 1.05), UNSEEN),
-        ((0.80, 1.20), Region(0.95, 1.05), UNSEEN),
+        ((0.90, 1.04), Region(0.95, 1.05), OPEN),
+        ((0.80, 1.20), Region(0.95, 1.05), OPEN),
         ((1.06, 1.20), Region(0.95, 1.05), DISAGREES),
         ((0.80, 0.94), Region(0.95, 1.05), DISAGREES),
     ],
@@ -41,8 +41,8 @@ def test_the_verdict_follows_from_the_interval(ends, region, expected):
 
 
 def test_without_an_interval_there_is_no_verdict():
-    assert judge(None, below(1.0)) == OPEN
-    assert judge(Estimate(0.1, None, None, 1), below(1.0)) == OPEN
+    assert judge(None, below(1.0)) == NO_VERDICT
+    assert judge(Estimate(0.1, None, None, 1), below(1.0)) == NO_VERDICT
 
 
 @given(st.floats(0.01, 100), st.floats(0, 10), st.floats(0.01, 100))
@@ -52,8 +52,8 @@ def test_opposite_predictions_never_both_agree_and_swap_agreement_for_disagreeme
     assert (one, other) != (AGREES, AGREES)
     if one == AGREES:
         assert other == DISAGREES
-    if one == UNSEEN:
-        assert other == UNSEEN or low + width == edge or low == edge
+    if one == OPEN:
+        assert other == OPEN or low + width == edge or low == edge
 
 
 def test_a_claim_writes_down_all_that_its_verdict_rests_on():

@@ -10,7 +10,7 @@ from paper_runs import TINY
 from scalelong.experiments.statistics import Estimate
 from scalelong.files import write_text
 from scalelong.paper.items import ITEMS
-from scalelong.paper.judge import AGREES, UNSEEN, VERDICTS, Claim, below
+from scalelong.paper.judge import AGREES, OPEN, VERDICTS, Claim, below
 from scalelong.paper.page import INTRODUCTION, measured, page
 from scalelong.paper.run import FORMAT, to_json
 
@@ -43,7 +43,7 @@ def test_the_page_shows_claims_intervals_and_verdicts(tmp_path):
     write_text(tmp_path / "table-4.json", to_json(made()))
     text = page(tmp_path, tmp_path / "paper.md")
     assert f"| CS lowers a\\|b | FID 2.98 / 3.11 | below 1 | 0.6123 [0.5, 0.7] | **{AGREES}** |" in text
-    assert f"| LS lowers a |  | below 1 | 0.9 [0.7, 1.1] | **{UNSEEN}** |" in text
+    assert f"| LS lowers a |  | below 1 | 0.9 [0.7, 1.1] | **{OPEN}** |" in text
     assert "| [table-4](#table-4) | The direction of scaling | 1 | 1 |  |  |" in text
     assert "Here: 2 steps." in text
     assert text.count("**not run**") == len(ITEMS) - 1

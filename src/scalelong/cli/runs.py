@@ -317,7 +317,7 @@ def report(
     ] = None,
     open_page: shared.Open = False,
 ) -> None:
-    """Write one self-contained HTML page: curves, oscillation, κ, samples, evaluation cards, configs.
+    """Write one self-contained HTML page: curves, norms, oscillations, κ, samples, evaluation cards, configs.
 
     Examples:
 

@@ -23,6 +23,18 @@ from scalelong.training.presets import choose
 
 PLAN, FORMAT = "plan.toml", 1
 TUNING = "tune"
+# What the paper's statement predicts of variant/baseline: a ratio below 1, or an acceleration of at least 1.5.
+CLAIMS = {
+    "norm_outer": "smaller norm at the outer joins (Fig. 1)",
+    "norm_inner": "smaller norm at the inner joins (Fig. 1)",
+    "absolute_outer": "smaller absolute oscillation at the outer joins (Fig. 1)",
+    "absolute_inner": "smaller absolute oscillation at the inner joins (Fig. 1)",
+    "feature_oscillation": "smaller relative oscillation of features (ours)",
+    "val_loss_ema": "lower validation loss at the end",
+    "kid": "lower KID at the end",
+    "fid": "lower FID at the end",
+}
+SOONER = "acceleration"
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,7 @@ class Plan:
     arms: tuple[Arm, ...]
     settings: tuple[str, ...] = ()
     known: str = ""
+    judged: tuple[str, ...] = ()  # of CLAIMS and SOONER, those that the rule judges; empty: all
     tuning: Tuning | None = None
     distance: Distance | None = None
 
@@ -187,6 +200,9 @@ def read_plan(folder: Path | str) -> Plan:
     names = [arm.name for arm in plan.arms]
     if not names or len(set(names)) < len(names):
         raise invalid(f"{path}: arms", "one or more arms with different names", ", ".join(names))
+    for key in plan.judged:
+        if key not in (*CLAIMS, SOONER):
+            raise unknown(f"{path}: judged", key, (*CLAIMS, SOONER))
     for arm in plan.arms:
         if plan.baseline_of(arm) not in names:
             raise unknown(f"baseline of arm {arm.name!r}:", arm.baseline or "", names)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelong._text import with_interval
-from scalelong.experiments.campaign import Plan
+from scalelong.experiments.campaign import CLAIMS, SOONER, Plan
 from scalelong.experiments.comparison import Comparison, RunMeasures
 from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio, slope_interval
 from scalelong.runs.logs import Series
@@ -17,21 +17,12 @@ from scalelong.runs.logs import Series
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# What the paper's statement predicts of variant/baseline: a ratio below 1, or an acceleration of at least 1.5.
-CLAIMS = {
-    "norm_outer": "smaller norm at the outer joins (Fig. 1)",
-    "norm_inner": "smaller norm at the inner joins (Fig. 1)",
-    "absolute_outer": "smaller absolute oscillation at the outer joins (Fig. 1)",
-    "absolute_inner": "smaller absolute oscillation at the inner joins (Fig. 1)",
-    "feature_oscillation": "smaller relative oscillation of features (ours)",
-    "val_loss_ema": "lower validation loss at the end",
-    "kid": "lower KID at the end",
-    "fid": "lower FID at the end",
-}
 ACCELERATION = 1.5
 ONE_PAIR = "open (one pair)"
+REPORTED = "reported, not judged"
 EFFECTS = {"norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
-           "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features"}  # fmt: skip
+           "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features",
+           "headroom": "Headroom of the residual stream to fp16's 65,504"}  # fmt: skip
 CURVES = {"kid": "KID", "val_loss_ema": "validation loss (EMA)"}
 FINAL = {**CURVES, "fid": "FID"}
 FIGURES = {
@@ -114,13 +105,17 @@ class Results:
                 for key, claim in CLAIMS.items():
                     ratio = paired_ratio(self.values(arm, key), self.values(baseline, key))
                     if ratio is not None:
-                        found.append(Verdict(arm, baseline, claim, ratio, judge(ratio, 1.0)))
+                        verdict = judge(ratio, 1.0) if self._judged(key) else REPORTED
+                        found.append(Verdict(arm, baseline, claim, ratio, verdict))
                 sooner = comparison.row(arm).sooner
                 for key, title in CURVES.items():
                     if key not in sooner:
                         continue
                     claim = f"reaches the baseline's final {title} in 1/{ACCELERATION:g} of its steps"
                     factor = sooner[key].factor
+                    if not self._judged(SOONER):
+                        found.append(Verdict(arm, baseline, claim, factor, REPORTED))
+                        continue
                     if sooner[key].seeds < 2:
                         found.append(Verdict(arm, baseline, claim, factor, ONE_PAIR))
                         continue
@@ -131,6 +126,9 @@ class Results:
                         verdict = judge(inverse, 1 / ACCELERATION)
                     found.append(Verdict(arm, baseline, claim, factor, verdict))
         return found
+
+    def _judged(self, key: str) -> bool:
+        return not self.plan.judged or key in self.plan.judged
 
     def joins(self, quantity: str = "norm") -> dict[str, list[Estimate | None]]:
         """arm → ratio to its baseline of a quantity of ‖h_i‖, for every join i."""
@@ -161,6 +159,17 @@ class Results:
                 cells[scaling] = paired_ratio(dict(enumerate(have)), dict.fromkeys(range(len(have)), 1.0))
             table[factor, str(level)] = cells
         return table
+
+    def corners(self) -> dict[tuple[tuple[str, str], str], str]:
+        """Of a designed experiment: (factor and level), scaling → helps or hurts, if the loss's interval excludes 1."""
+        words = {"agrees": "helps", "disagrees": "hurts"}
+        judged = {
+            (corner, scaling): judge(ratio, 1.0)
+            for corner, cells in self.effects("val_loss_ema").items()
+            for scaling, ratio in cells.items()
+            if ratio is not None
+        }
+        return {place: words[verdict] for place, verdict in judged.items() if verdict in words}
 
     def exponents(self, key: str) -> dict[str, dict[str, Estimate]]:
         """Of a designed experiment: factor → scaling → p of variant/baseline ∝ level^p, over the factors with numbers.
@@ -256,6 +265,7 @@ def page(results: Sequence[Results]) -> str:
             if (plan.folder / name).exists():
                 parts.append(f"![{title}](../{folder}/{name})")
         parts += _final(one)
+        parts += _corners(one) if one.designed else []
         for key, title in EFFECTS.items() if one.designed else ():
             effects = one.effects(key)
             scalings = list(effects["all", "settings"])
@@ -275,7 +285,9 @@ def page(results: Sequence[Results]) -> str:
             rows = [[arm, *map(_cell, row)] for arm, row in joins.items()]
             parts.append(_table(columns, rows))
         if not one.designed and (verdicts := one.verdicts()):
-            rows = [[v.arm, v.claim, v.text, f"**{v.verdict}**"] for v in verdicts]
+            rows = [
+                [v.arm, v.claim, v.text, v.verdict if v.verdict == REPORTED else f"**{v.verdict}**"] for v in verdicts
+            ]
             parts.append(_table(["arm", "claim", "measured", "verdict"], rows))
     return "\n\n".join(parts) + "\n"
 
@@ -301,6 +313,25 @@ def _final(results: Results) -> list[str]:
             means = (mean_interval(list(results.values(arm.name, key).values())) for key in found)
             rows.append([arm.name, str(len(runs)), rates, *map(_cell, means)])
     return ["At the end, mean over seeds (95 % interval):", _table(["arm", "runs", "lr", *found.values()], rows)]
+
+
+def _corners(results: Results) -> list[str]:
+    """In which corner a scaling helps or hurts, by the interval of the validation loss, with the norm beside it."""
+    losses, norms = results.effects("val_loss_ema"), results.effects("norm_outer")
+    judged = [e for cells in losses.values() for e in cells.values() if e is not None and e.low is not None]
+    if not judged:
+        return []
+    rule = f"The 95 % interval of the validation loss excludes 1 in {{}} of {len(judged)} comparisons below"
+    chance = f"(about {len(judged) / 20:.0f} would by chance)"
+    found = results.corners()
+    if not found:
+        return [f"{rule.format('none')} {chance}: no scaling helps or hurts in any corner."]
+    rows = [
+        [scaling, " ".join(corner), _cell(losses[corner][scaling]), _cell(norms[corner][scaling]), f"**{verdict}**"]
+        for (corner, scaling), verdict in found.items()
+    ]
+    table = _table(["scaling", "corner", "validation loss (EMA)", "norm at the outer joins", ""], rows)
+    return [f"{rule.format(len(found))} {chance}:", table]
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:

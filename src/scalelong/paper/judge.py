@@ -10,10 +10,10 @@ from scalelong.paper.drawing import label
 from scalelong.paper.study import Trained
 
 AGREES = "agrees"
-UNSEEN = "no difference seen at this size"
+OPEN = "open"
 DISAGREES = "disagrees"
-OPEN = "no verdict"
-VERDICTS = (AGREES, UNSEEN, DISAGREES, OPEN)
+NO_VERDICT = "no verdict"
+VERDICTS = (AGREES, OPEN, DISAGREES, NO_VERDICT)
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Claim:
         """Agreement or disagreement only if the whole interval is on one side of the region's edge."""
         estimate, region = self.estimate, self.region
         if estimate is None or estimate.low is None or estimate.high is None:
-            return OPEN
+            return NO_VERDICT
         if region.low < estimate.low and estimate.high < region.high:
             return AGREES
-        return DISAGREES if estimate.high <= region.low or estimate.low >= region.high else UNSEEN
+        return DISAGREES if estimate.high <= region.low or estimate.low >= region.high else OPEN
 
     def to_dict(self) -> dict[str, Any]:
         ends = [None if math.isinf(end) else end for end in (self.region.low, self.region.high)]

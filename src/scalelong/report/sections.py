@@ -232,7 +232,7 @@ def norms(drawn: Collection[str], views: Sequence[RunView]) -> Markup | None:
     )
     curves, by_join = figure(drawn, *NORM_CURVES, wide=True), figures(drawn, NORMS)
     relative = figures(drawn, OSCILLATION, "figures three")
-    return section("oscillations", "Norms and oscillation", lead, curves, by_join, relative, _alarms(views))
+    return section("oscillations", "Norms and oscillations", lead, curves, by_join, relative, _alarms(views))
 
 
 def _alarms(views: Sequence[RunView]) -> Markup | None:
