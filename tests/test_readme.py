@@ -5,6 +5,9 @@ import json
 import re
 from pathlib import Path
 
+from scalelong.experiments.campaign import read_plan
+from scalelong.experiments.campaign_results import Results
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -17,10 +20,17 @@ def test_it_is_short_and_starts_with_the_two_commands():
 def test_the_headline_and_the_table_have_the_recorded_ratios():
     rows = json.loads((ROOT / "results" / "frontier-eq3.json").read_text(encoding="utf-8"))["frontier"]
     ratios = {row["skips"]: row["ratio"] for row in rows if row["label"] == "cs-0.5"}
-    headline = re.search(r"raises the\s+largest .* ([\d.]+) times with 6 long skips and ([\d.]+) times with 12", README)
-    assert headline.groups() == (f"{ratios[6]['mean']:.1f}", f"{ratios[12]['mean']:.1f}")
-    for n, ratio in ratios.items():
-        assert f"N = {n}: × {ratio['mean']:.1f} [{ratio['low']:.1f}, {ratio['high']:.1f}]" in README
+    texts = {n: f"{ratio['mean']:.1f} [{ratio['low']:.1f}, {ratio['high']:.1f}]" for n, ratio in ratios.items()}
+    head = " ".join(README.partition("```")[0].split())
+    assert f"{texts[6]} times larger with 6 long skips and {texts[12]} times with 12 (six seeds)" in head
+    for n, text in texts.items():
+        assert f"N = {n}: × {text}" in README
+    norms = Results(read_plan(ROOT / "results" / "campaign" / "sizes")).effects("norm_outer")["all", "settings"][
+        "cs:0.5"
+    ]
+    text = f"{norms.mean:.2f} [{norms.low:.2f}, {norms.high:.2f}]"
+    assert f"the norm at the outer joins ends at {text}" in head
+    assert f"× {text}, no trend with size" in README
 
 
 def test_every_measured_result_has_a_command_and_a_commit():
