@@ -53,6 +53,7 @@ def _norms(results: Results) -> Figure:
             place = ", outermost join" if i == 1 else ", the middle block's output" if i == n else ""
             ax.set(title=f"‖h_{i}‖{place}", xlabel="step")
             ax.set_ylim(bottom=0)
+            ax.locator_params(axis="x", nbins=5)
         axes[0].set_ylabel("norm on training batches")
         axes[0].legend(fontsize=8)
     figure.suptitle(f"{results.plan.title}: norm against step (band: absolute oscillation over the second half)")
