@@ -41,10 +41,11 @@ class Verdict:
     claim: str
     measured: Estimate | None
     verdict: str
+    bound: str = ""  # in words, of an acceleration that not every seed has
 
     @property
     def text(self) -> str:
-        return _cell(self.measured) + ("" if self.measured is None else f" (n = {self.measured.n})")
+        return self.bound if self.measured is None else f"{_cell(self.measured)} (n = {self.measured.n})"
 
 
 class Results:
@@ -112,19 +113,17 @@ class Results:
                     if key not in sooner:
                         continue
                     claim = f"reaches the baseline's final {title} in 1/{ACCELERATION:g} of its steps"
-                    factor = sooner[key].factor
+                    factor, bound = sooner[key].factor, ", ".join(sooner[key].texts)
                     if not self._judged(SOONER):
-                        found.append(Verdict(arm, baseline, claim, factor, REPORTED))
-                        continue
-                    if sooner[key].seeds < 2:
-                        found.append(Verdict(arm, baseline, claim, factor, ONE_PAIR))
-                        continue
-                    verdict = "disagrees" if not sooner[key].reached else "open"  # unless all seeds reach it
-                    if factor is not None:
+                        verdict = REPORTED
+                    elif sooner[key].seeds < 2:
+                        verdict = ONE_PAIR
+                    elif factor is None:
+                        verdict = "open" if sooner[key].reached else "disagrees"
+                    else:
                         low, high = (None if end is None else 1 / end for end in (factor.high, factor.low))
-                        inverse = Estimate(1 / factor.mean, low, high, factor.n)
-                        verdict = judge(inverse, 1 / ACCELERATION)
-                    found.append(Verdict(arm, baseline, claim, factor, verdict))
+                        verdict = judge(Estimate(1 / factor.mean, low, high, factor.n), 1 / ACCELERATION)
+                    found.append(Verdict(arm, baseline, claim, factor, verdict, bound))
         return found
 
     def _judged(self, key: str) -> bool:
