@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,14 +28,16 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Yield `items` and show the progress on standard error."""
+def track(
+    items: Iterable[T], description: str, total: int | None = None, size: Callable[[T], int] = lambda item: 1
+) -> Iterator[T]:
+    """Yield `items` and show the progress on standard error. An item counts as `size` of `total`."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     with Tracker(description, total) as tracker:
         for item in items:
             yield item
-            tracker.advance()
+            tracker.advance(size(item))
 
 
 class Tracker:
@@ -57,8 +59,8 @@ class Tracker:
         if self._bar is not None:
             self._bar.stop()
 
-    def advance(self) -> None:
-        self.done += 1
+    def advance(self, count: int = 1) -> None:
+        self.done += count
         if self._bar is not None:
             self._bar.update(self._bar.tasks[0].id, completed=self.done)
         elif (now := time.monotonic()) - self._printed >= EVERY:

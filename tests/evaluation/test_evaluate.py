@@ -14,6 +14,7 @@ from PIL import Image
 from small_pictures import pictures, write_pictures
 from torch import nn
 
+from scalelong import progress
 from scalelong.data import load
 from scalelong.errors import (
     DataError,
@@ -351,6 +352,15 @@ def test_dataset_statistics_are_computed_once_and_resumed(grey, monkeypatch, tmp
     assert not list(tmp_path.rglob("partial*"))
     with pytest.raises(EvaluationError, match="1,000,000.*digits"):
         dataset_reference("digits", "train", grey, 10**6)
+
+
+def test_progress_counts_images_whatever_the_size_of_batches(grey, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    images = np.asarray(load("digits", "train").images)[:40]
+    images_reference(iter([images[:30], images[30:]]), grey, n=40, batch_size=8, name="samples")
+    assert capsys.readouterr().err.splitlines() == [
+        "features of samples: 30 of 40, 0:00 left", "features of samples: 40 of 40, 0:00 left"
+    ]  # fmt: skip
 
 
 def test_two_callers_at_once_compute_dataset_statistics_once(grey, monkeypatch, tmp_path):

@@ -116,8 +116,8 @@ def save_sheet(
 def _features(images: Any, extractor: FeatureExtractor, size: int, name: str | None = None) -> Any:
     """Yield the features (b, D) and the positions (b,) of each batch."""
     stream = image_stream(images, name)
-    steps = None if stream.length is None else -(-stream.length // size)
+    batches = stream.batches(size, 0, None)
     with torch.inference_mode():
-        for batch, positions in track(stream.batches(size, 0, None), f"features of {stream.name}", steps):
+        for batch, positions in track(batches, f"features of {stream.name}", stream.length, lambda part: len(part[0])):
             features: Tensor = extractor(batch)
             yield features.float().cpu(), positions

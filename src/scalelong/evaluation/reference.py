@@ -95,8 +95,8 @@ def extract(
     try:
         batches = stream.batches(batch_size, count, n)
         if rank == 0:
-            steps = None if total is None else -(-(total - count) // (batch_size * world))
-            batches = track(batches, f"features of {stream.name}", steps)
+            share = None if total is None else -(-(total - count) // world)
+            batches = track(batches, f"features of {stream.name}", share, size=lambda batch: len(batch[0]))
         with torch.inference_mode():
             for images, indices in batches:
                 for extractor, own in zip(extractors, extractions, strict=True):
