@@ -199,8 +199,8 @@ def test_an_acceleration_that_a_seed_does_not_have_is_a_bound_in_words(make_plan
         write_record(plan, f"cs-seed{seed}", "cs", seed, loss=0.6 if seed else 0.4)
         write_record(plan, f"ls-seed{seed}", "ls", seed, loss=0.6)
     sooner = {v.arm: (v.text, v.verdict) for v in Results(plan).verdicts() if "reaches the baseline's" in v.claim}
-    assert sooner["cs"] == ("below 1.00×, reached in 1 of 3", "open")
-    assert sooner["ls"] == ("below 1.00×, reached in 0 of 3", "disagrees")
+    assert sooner["cs"] == ("reached in 1 of 3, below 1.00 in the others", "open")
+    assert sooner["ls"] == ("reached in 0 of 3, below 1.00", "disagrees")
 
 
 def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_a_level(make_plan):
