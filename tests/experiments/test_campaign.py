@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scalelong.errors import ScaleLongError
-from scalelong.experiments import scheduler
+from scalelong.experiments import compare, scheduler
 from scalelong.experiments.campaign import read_plan, run_missing
 from scalelong.experiments.campaign_results import Results, page
 from scalelong.experiments.campaign_run import run_planned
@@ -140,6 +140,7 @@ def test_reference_statistics_are_computed_before_the_runs_that_share_them(make_
         started.update({job.name: len(list(tmp_path.rglob("first-64.safetensors"))) for job in jobs})
         return (), None
 
+    assert compare.run_jobs is scheduler.run_jobs  # imported already, so that it does not keep the replacement
     monkeypatch.setattr(scheduler, "run_jobs", start)
     assert not run_missing(plan, tmp_path / "runs", quiet=True)
     assert {"none-seed0", "tune-cs-lr0.001-seed9"} <= set(started)
