@@ -22,7 +22,7 @@ ONE_PAIR = "open (one pair)"
 REPORTED = "reported, not judged"
 EFFECTS = {"norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
            "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features",
-           "headroom": "Headroom of the residual stream to fp16's 65,504"}  # fmt: skip
+           "headroom": "Headroom to fp16's 65,504"}  # fmt: skip
 CURVES = {"kid": "KID", "val_loss_ema": "validation loss (EMA)"}
 FINAL = {**CURVES, "fid": "FID"}
 FIGURES = {
