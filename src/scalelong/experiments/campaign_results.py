@@ -113,20 +113,17 @@ class Results:
                     if key not in sooner:
                         continue
                     claim = f"reaches the baseline's final {title} in 1/{ACCELERATION:g} of its steps"
-                    found_in, factor = sooner[key].reached, sooner[key].factor
-                    bound = f"reached in {found_in} of {sooner[key].seeds}"
-                    if found_in < sooner[key].seeds:
-                        bound += f", below {sooner[key].at_most:.2f}{' in the others' if found_in else ''}"
+                    factor = sooner[key].factor
                     if not self._judged(SOONER):
                         verdict = REPORTED
                     elif sooner[key].seeds < 2:
                         verdict = ONE_PAIR
                     elif factor is None:
-                        verdict = "open" if found_in else "disagrees"
+                        verdict = "open" if sooner[key].reached else "disagrees"
                     else:
                         low, high = (None if end is None else 1 / end for end in (factor.high, factor.low))
                         verdict = judge(Estimate(1 / factor.mean, low, high, factor.n), 1 / ACCELERATION)
-                    found.append(Verdict(arm, baseline, claim, factor, verdict, bound))
+                    found.append(Verdict(arm, baseline, claim, factor, verdict, sooner[key].bound))
         return found
 
     def _judged(self, key: str) -> bool:

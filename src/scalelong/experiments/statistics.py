@@ -101,6 +101,14 @@ class Acceleration:
     seeds: int
 
     @property
+    def bound(self) -> str:
+        """In words, if a seed never reaches the value; otherwise empty."""
+        if self.at_most is None:
+            return ""
+        others = " in the others" if self.reached else ""
+        return f"reached in {self.reached} of {self.seeds}, below {self.at_most:.2f}{others}"
+
+    @property
     def texts(self) -> tuple[str, str]:
         """1.31× and [1.10, 1.55], or a bound and in how many seeds the value was reached."""
         if self.factor is None:
