@@ -92,6 +92,13 @@ def test_a_learning_rate_at_which_the_run_failed_is_not_chosen(make_plan):
     write_record(plan, "tune-none-lr0.001-seed9", "none", 9, loss=0.6)
     write_record(plan, "tune-none-lr0.01-seed9", "none", 9, loss=0.1, failure="step 3: not finite")
     assert plan.learning_rate(plan.arm("none")) == 0.001
+    write_record(plan, "tune-ls-lr0.01-seed9", "ls", 9, loss=0.7)
+    assert plan.learning_rate(plan.arm("ls")) is None
+    text = page([Results(plan)])
+    assert "validation loss (EMA) after 4 steps" in text
+    assert "| none | **0.6** | failed |" in text
+    assert "| ls | – | 0.7 |" in text
+    assert "| cs |" not in text
 
 
 @pytest.mark.parametrize(

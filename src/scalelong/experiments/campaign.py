@@ -7,6 +7,7 @@ while a run trains.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -127,16 +128,21 @@ class Plan:
         """The record of a finished run, None if it has none."""
         return read_json(self.folder / f"{name}.json")
 
-    def learning_rate(self, arm: Arm) -> float | None:
-        """The tuned learning rate, None while tuning runs are missing."""
+    def tuning_losses(self, arm: Arm) -> dict[float, float]:
+        """Learning rate → validation loss (EMA) at the end of each finished tuning run, inf where the run failed."""
         assert self.tuning is not None
         losses = {}
         for lr in self.tuning.lr:
-            if (record := self.record(_tuning_name(arm, lr, self.tuning.seed))) is None:
-                return None
-            value = record["values"].get("val_loss_ema")
-            losses[lr] = float("inf") if value is None or record["failure"] else float(value)
-        return min(losses, key=lambda lr: losses[lr])
+            if (record := self.record(_tuning_name(arm, lr, self.tuning.seed))) is not None:
+                value = record["values"].get("val_loss_ema")
+                losses[lr] = math.inf if value is None or record["failure"] else float(value)
+        return losses
+
+    def learning_rate(self, arm: Arm) -> float | None:
+        """The tuned learning rate, None while tuning runs are missing."""
+        assert self.tuning is not None
+        losses = self.tuning_losses(arm)
+        return min(losses, key=lambda lr: losses[lr]) if len(losses) == len(self.tuning.lr) else None
 
     def missing(self, runs: Path) -> list[Job]:
         """The jobs that can start now. A group's main runs wait for its tuning runs, and later groups for both."""

@@ -263,7 +263,7 @@ def page(results: Sequence[Results]) -> str:
         for name, title in FIGURES.items():
             if (plan.folder / name).exists():
                 parts.append(f"![{title}](../{folder}/{name})")
-        parts += _final(one)
+        parts += _tuning(one) + _final(one)
         parts += _corners(one) if one.designed else []
         for key, title in EFFECTS.items() if one.designed else ():
             effects = one.effects(key)
@@ -289,6 +289,22 @@ def page(results: Sequence[Results]) -> str:
             ]
             parts.append(_table(["arm", "claim", "measured", "verdict"], rows))
     return "\n\n".join(parts) + "\n"
+
+
+def _tuning(results: Results) -> list[str]:
+    """The validation loss at every learning rate that was tried, that of the main runs in bold."""
+    tuning = results.plan.tuning
+    if tuning is None:
+        return []
+    rows = []
+    for arm in results.plan.arms:
+        if losses := results.plan.tuning_losses(arm):
+            texts = {lr: f"{loss:.4g}" if math.isfinite(loss) else "failed" for lr, loss in losses.items()}
+            if (chosen := results.plan.learning_rate(arm)) is not None:
+                texts[chosen] = f"**{texts[chosen]}**"
+            rows.append([arm.name, *(texts.get(lr, "–") for lr in tuning.lr)])
+    title = f"Learning rates: validation loss (EMA) after {tuning.steps:,} steps, one seed; the lowest decides:"
+    return [title, _table(["arm", *(f"lr {lr:g}" for lr in tuning.lr)], rows)] if rows else []
 
 
 def _final(results: Results) -> list[str]:

@@ -107,7 +107,7 @@ def _effects(results: Results) -> Figure:
         ax.axhline(1, color="k", lw=0.6)
         ax.set_xlim(-0.6, len(levels) - 0.4)
         ax.set_xticks(range(len(levels)), levels, fontsize=8)
-        if _spread(table) > 2:
+        if _spread(table) > 5:  # then 1, 2 and 5 give two ticks at least
             ax.set_yscale("log")
             ax.locator_params(axis="y", subs=(1, 2, 5))
             ax.minorticks_off()
