@@ -51,11 +51,11 @@ def make_plan(tmp_path):
     return make
 
 
-def write_record(plan, name, arm, seed, norm=10.0, loss=0.5, failure=None):
+def write_record(plan, name, arm, seed, norm=10.0, loss=0.5, failure=None, lr=0.001, steps=12):
     norms = {"norm": [norm] * 2, "absolute_oscillation": [0.1 * norm] * 2, "relative_oscillation": [0.01] * 2}
     norms |= {"steps": [1, 2], "smooth": [[norm, norm]] * 2, "raw": [[norm, norm]] * 2}
     values = {"norm_outer": norm, "norm_inner": norm, "val_loss_ema": loss}
-    config = {"train": {"lr": 0.001}}
+    config = {"train": {"lr": lr, "steps": steps}}
     curves = {"val_loss_ema": {"steps": [1, 2], "values": [1.0, loss]}}
     record = {"arm": arm, "seed": seed, "failure": failure, "alarms": 2, "values": values, "curves": curves}
     (plan.folder / f"{name}.json").write_text(json.dumps(record | {"norms": {"backbone": norms}, "config": config}))
@@ -75,8 +75,8 @@ def test_an_arm_is_tuned_at_the_same_learning_rates_before_its_runs(make_plan, t
     plan = make_plan(TUNED)
     names = [job.name for job in plan.missing(tmp_path)]
     assert names == [f"tune-{arm}-lr{lr}-seed9" for arm in ("none", "cs") for lr in ("0.001", "0.01")]
-    write_record(plan, "tune-cs-lr0.001-seed9", "cs", 9, loss=0.6)
-    write_record(plan, "tune-cs-lr0.01-seed9", "cs", 9, loss=0.4)
+    write_record(plan, "tune-cs-lr0.001-seed9", "cs", 9, loss=0.6, steps=4)
+    write_record(plan, "tune-cs-lr0.01-seed9", "cs", 9, loss=0.4, lr=0.01, steps=4)
     own = [job for job in plan.missing(tmp_path) if job.record["arm"] == "cs"]
     assert [job.name for job in own] == ["cs-seed0", "cs-seed1", "cs-seed2"]
     assert all(job.config.train.lr == 0.01 for job in own)
@@ -99,6 +99,23 @@ def test_a_learning_rate_at_which_the_run_failed_is_not_chosen(make_plan):
     assert "| none | **0.6** | failed |" in text
     assert "| ls | – | 0.7 |" in text
     assert "| cs |" not in text
+
+
+def test_records_of_other_steps_or_another_learning_rate_are_refused(make_plan, tmp_path):
+    plan = make_plan(TUNED)
+    write_record(plan, "none-seed0", "none", 0, lr=0.01)
+    make_plan(TUNED)  # not tuned yet: nothing is known of its learning rate
+    assert "tune-none-lr0.001-seed9" in [job.name for job in plan.missing(tmp_path)], "runs that exist are tuned too"
+    write_record(plan, "tune-none-lr0.001-seed9", "none", 9, loss=0.6, steps=4)
+    write_record(plan, "tune-none-lr0.01-seed9", "none", 9, loss=0.4, lr=0.01, steps=4)
+    make_plan(TUNED)
+    write_record(plan, "tune-none-lr0.001-seed9", "none", 9, loss=0.3, steps=4)
+    with pytest.raises(ScaleLongError, match="none-seed0.json is a run of 12 steps at 0.01, .* 12 steps at .* 0.001"):
+        make_plan(TUNED)
+    with pytest.raises(
+        ScaleLongError, match="seed9.json is a run of 4 steps at 0.001, and the plan now asks for 8 steps"
+    ):
+        make_plan(TUNED.replace("steps = 4", "steps = 8"))
 
 
 @pytest.mark.parametrize(
@@ -187,6 +204,18 @@ def test_verdicts_follow_the_interval_and_the_state_counts_runs(make_plan, tmp_p
     assert "/norms.png" in text
     assert "/curves.png" in text
     assert "| cs | 3 | 0.001 | 0.5 [0.2516, 0.7484] |" in text  # 0.5 ± t(2) · 0.1/√3
+
+
+def test_an_arm_without_a_measure_that_others_have_shows_a_dash(make_plan):
+    plan = make_plan()
+    write_record(plan, "cs-seed0", "cs", 0)
+    write_record(plan, "none-seed0", "none", 0)
+    record = json.loads((plan.folder / "none-seed0.json").read_text())
+    record["values"]["kid"] = 0.02
+    (plan.folder / "none-seed0.json").write_text(json.dumps(record))
+    text = page([Results(plan)])
+    assert "| none | 1 | 0.001 | 0.02 | 0.5 |" in text
+    assert "| cs | 1 | 0.001 | – | 0.5 |" in text
 
 
 def test_measures_that_the_rule_does_not_judge_are_reported_without_a_verdict(make_plan):

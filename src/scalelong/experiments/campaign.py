@@ -151,7 +151,7 @@ class Plan:
         for arm, seed in self._order():
             if tuned is not None and arm.group != tuned:
                 break
-            if self.tuning is not None and self.record(f"{arm.name}-seed{seed}") is None:
+            if self.tuning is not None:
                 lr, t = self.learning_rate(arm), self.tuning
                 if lr is None:
                     tuned = arm.group
@@ -213,7 +213,25 @@ def read_plan(folder: Path | str) -> Plan:
         if plan.baseline_of(arm) not in names:
             raise unknown(f"baseline of arm {arm.name!r}:", arm.baseline or "", names)
         plan.config(arm, plan.seeds[0])
+        _check_records(plan, arm)
     return plan
+
+
+def _check_records(plan: Plan, arm: Arm) -> None:
+    """Refuse records that were made before the plan's steps changed, or before the arm was tuned anew."""
+    tuning, wanted = plan.tuning, dict[str, tuple[int, float | None]]()
+    if tuning is not None:
+        wanted |= {_tuning_name(arm, lr, tuning.seed): (tuning.steps, lr) for lr in tuning.lr}
+    chosen = None if tuning is None else plan.learning_rate(arm)
+    wanted |= {f"{arm.name}-seed{seed}": (plan.steps, chosen) for seed in plan.seeds}
+    for name, (steps, lr) in wanted.items():
+        train = (plan.record(name) or {}).get("config", {}).get("train")
+        if train and (train["steps"] != steps or lr not in (None, train["lr"])):
+            now = f"{steps} steps" + (f" at a learning rate of {lr:g}" if lr else "")
+            raise InvalidValueError(
+                f"{plan.folder / name}.json is a run of {train['steps']} steps at {train['lr']:g}, and the plan now "
+                f"asks for {now}; move it out of the folder to train it again"
+            )
 
 
 def _build(kind: Any, values: dict[str, Any]) -> Any:

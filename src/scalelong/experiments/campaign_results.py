@@ -325,7 +325,8 @@ def _final(results: Results) -> list[str]:
     for arm in results.plan.arms:
         if runs := results.by_arm(arm.name):
             rates = ", ".join(dict.fromkeys(f"{record['config']['train']['lr']:g}" for record in runs.values()))
-            means = (mean_interval(list(results.values(arm.name, key).values())) for key in found)
+            values = (list(results.values(arm.name, key).values()) for key in found)
+            means = (mean_interval(own) if own else None for own in values)
             rows.append([arm.name, str(len(runs)), rates, *map(_cell, means)])
     return ["At the end, mean over seeds (95 % interval):", _table(["arm", "runs", "lr", *found.values()], rows)]
 
