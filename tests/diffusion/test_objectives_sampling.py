@@ -83,11 +83,37 @@ class TestOurSamplers:
         x = images(OBJECTIVES[name], "dpm-solver++").squeeze(1) - DATA.mean
         assert (x[:, :, 1:] * x[:, :, :-1]).mean().abs().item() < 0.02 * DATA.std**2 + 0.01
 
-    @pytest.mark.parametrize("name", ["x0 on linear", "flow", "edm", "v on vp"])
+    @pytest.mark.parametrize("name", ["eps on linear", "x0 on linear", "flow", "edm", "v on vp"])
     def test_one_step_from_pure_noise_is_the_mean_prediction(self, name):
         x = images(OBJECTIVES[name], "ddim", steps=1)
         assert x.mean().item() == pytest.approx(DATA.mean, abs=0.02)
         assert x.std().item() < 0.02
+
+    @pytest.mark.parametrize("steps", [20, 50])
+    def test_noise_prediction_on_linear_is_as_accurate_as_image_prediction(self, steps):
+        """At t = 1 the optimal ε̂ is x itself, whatever the data are; the first step must not ask there."""
+        x_T = torch.linspace(-2, 2, 9, dtype=torch.float64).reshape(9, 1, 1, 1)
+        errors = []
+        for name in ("eps on linear", "x0 on linear"):
+            objective = OBJECTIVES[name]
+            predict = guided(exact_network(objective), objective)
+            x = get_sampler("dpm-solver++")(predict, x_T, objective.process, steps)
+            errors.append((x - (DATA.mean + DATA.std * x_T)).abs().max().item())
+        assert errors[0] == pytest.approx(errors[1], abs=1e-3)
+
+    def test_clipping_holds_at_the_first_step_on_linear(self):
+        x_T = torch.linspace(-3, 3, 9).reshape(9, 1, 1, 1)
+        process = get_process("linear")
+        predict = clip_denoised(guided(lambda x, t: 0.9 * x, process), process)
+        assert get_sampler("ddim")(predict, x_T, process, 1).abs().max() <= 1 + 1e-4
+
+    @pytest.mark.parametrize("name", ["eps on vp", "eps on edm", "eps on linear"])
+    def test_the_larger_variance_of_ddpm_keeps_data_of_unit_variance(self, name):
+        """β is exact for x_0 ~ N(0, 1) in variance-preserving coordinates, from which others differ by a factor."""
+        objective, data = OBJECTIVES[name], GaussianData(0.0, 1.0)
+        net = exact_network(objective, data)
+        parts = sample(net, 64, (1, 16, 16), objective, sampler="ddpm-large", steps=50, clip=False)
+        assert torch.cat(list(parts)).std().item() == pytest.approx(1.0, abs=0.02)
 
     def test_an_image_does_not_depend_on_its_batch(self):
         for sampler in ("dpm-solver++", "EulerAncestralDiscreteScheduler", "EDMEulerScheduler"):

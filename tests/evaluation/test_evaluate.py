@@ -197,6 +197,8 @@ def test_too_few_images_are_refused(extractor, other, tmp_path):
     for images in (array, write_pictures(tmp_path / "few", array)):
         with pytest.raises(EvaluationError, match=r"expected 30 images, but \w+ has 20"):
             evaluate_images(images, other, extractor, n=30)
+    with pytest.raises(EvaluationError, match=r"expected 301 images, but digits \(validation\) has 300"):
+        evaluate_images("digits:validation", other, extractor, n=301)
     with pytest.raises(EvaluationError, match="expected 30 images, but sampler has 20"):
         evaluate_images(iter([array]), other, extractor, n=30, name="sampler")
 

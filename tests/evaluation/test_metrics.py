@@ -213,6 +213,13 @@ def test_spread_is_the_deviation_of_kid_over_disjoint_subsets():
     assert result.spread == pytest.approx(float(np.std(parts, ddof=1)), rel=1e-9)
 
 
+def test_a_set_against_itself_is_judged_like_an_equal_copy():
+    x = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    same, copy = kernel_distance(x, x), kernel_distance(x, x.clone())
+    assert same.value == pytest.approx(copy.value, rel=1e-9)
+    assert same.with_diagonal == pytest.approx(0.0, abs=1e-12)
+
+
 def test_a_subset_agrees_with_torchmetrics():
     kid = torchmetrics_image("kid")
     generator = torch.Generator().manual_seed(1)

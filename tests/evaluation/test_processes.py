@@ -12,6 +12,7 @@ from scalelong.errors import EvaluationError
 from scalelong.evaluation import ModuleExtractor, evaluate_images
 from scalelong.evaluation import images as images_module
 from scalelong.evaluation.images import ArrayImages, StreamImages, rank_and_world
+from scalelong.evaluation.memorisation import measure_memorisation
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -26,6 +27,15 @@ def test_shares_of_all_processes_are_the_whole_set(monkeypatch, world):
         assert stream == list(range(rank, 51, world))
     assert all(seen)
     assert sorted(index for indices in seen for index in indices) == list(range(3, 51))
+
+
+def test_memorisation_reads_all_images_in_the_process_that_measures_it(monkeypatch):
+    images = pictures(30), pictures(40, seed=1), pictures(30, seed=2)
+    images[0][:10] = images[1][5:15]
+    alone = measure_memorisation(*images, network(), batch_size=8)
+    monkeypatch.setattr(images_module, "rank_and_world", lambda: (0, 2))
+    assert measure_memorisation(*images, network(), batch_size=8) == alone
+    assert (alone.n, alone.n_training, alone.n_held_out) == (30, 40, 30)
 
 
 def network():

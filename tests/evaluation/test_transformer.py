@@ -14,6 +14,7 @@ from transformers import (
     Dinov2Model,
 )
 
+from scalelong.data import load
 from scalelong.errors import EvaluationError
 from scalelong.evaluation import build_extractor, evaluate_images
 from scalelong.evaluation.transformer import IMAGENET, OPENAI
@@ -131,6 +132,13 @@ def test_one_call_computes_metrics_of_three_extractors_each_once(dinov2, clip_fo
     assert alone.values["clip-score"].value == pytest.approx(result.values["clip-score"].value, rel=1e-6)
     by_hand = others["clip"].embed_text(captions).numpy() * others["clip"](torch.from_numpy(images)).detach().numpy()
     assert alone.values["clip-score"].value == pytest.approx(100 * np.maximum(by_hand.sum(1), 0).mean(), rel=1e-4)
+    named = ["digits:validation:40", load("digits", "validation").images[:40]]
+    words = ["a b c" if k % 3 else "d e a" for k in range(40)]
+    results = [
+        evaluate_images(one, reference, others["clip"], metrics=["clip-score"], captions=words, seed=1) for one in named
+    ]
+    scores = [result.values["clip-score"].value for result in results]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)  # cached statistics keep an order of their own
     with pytest.raises(EvaluationError, match="clip-score needs the captions"):
         evaluate_images(images, reference, extractor, metrics=["clip-score"], extractors=others)
     with pytest.raises(EvaluationError, match="one caption per image, got 2 for 12"):

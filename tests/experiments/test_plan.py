@@ -8,6 +8,8 @@ import pytest
 
 from scalelong.errors import InvalidValueError, RunError, UnknownNameError
 from scalelong.experiments.plan import DistanceSpec, Variant, parse_seeds, plan, scaling_variants
+from scalelong.experiments.worker import has_distance
+from scalelong.runs.run import Run
 from scalelong.training.presets import preset
 
 
@@ -108,3 +110,20 @@ def test_a_list_of_scalings_may_hold_values_of_its_own():
     assert [variant.name for variant in variants] == [
         "none", "explicit-1-0.7-0.5", "cs-0.5", "cs-0.9", "stable-0.3",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("extractor", ["inception", "inception-pytorch-fid", "pixels", "dinov2", "clip", None])
+def test_a_stored_distance_counts_for_its_own_extractor_only(tmp_path, extractor):
+    names = {
+        "inception": "inception-2015-12-05", "inception-pytorch-fid": "inception-pytorch-fid", "pixels": "8×8 pixels",
+        "dinov2": "dinov2 ViT-L/14", "clip": "clip ViT-L/14",
+    }  # fmt: skip
+    (variant,) = scaling_variants("digits", "none", settings=["evaluate.extractor=inception-pytorch-fid"])
+    folder = tmp_path / "run"
+    record(folder, variant.config, step=50)
+    found = []
+    for key, name in names.items():
+        card = {"extractor": name, "metric": "FID", "n": 9, "generation": {"step": 50, "evaluations": 2}}
+        (folder / "distance.json").write_text(json.dumps({"card": card}))
+        found += [key] if has_distance(Run(folder), DistanceSpec(extractor, 9, 2), 50) else []
+    assert found == [extractor or "inception-pytorch-fid"]

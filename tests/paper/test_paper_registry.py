@@ -21,6 +21,16 @@ NAMES = [f"figure-{n}" for n in (1, 3, 5, 6, 7, 11, 12, 13)] + [f"table-{n}" for
 EACH = [(name, size) for name in NAMES for size in ("cpu", "paper")]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_distances_at_the_papers_size_follow_the_presets_protocol(name):
+    """The final number has the resize, labels and captions that `scalelong evaluate` takes from the preset."""
+    for study in ITEMS[name].paper:
+        if study.distance is not None:
+            curves = bool(study.config(study.scalings[0]).evaluate.every)
+            assert study.distance.extractor is None
+            assert study.distance.n == (10_000 if curves else 30_000 if "coco" in study.preset else 50_000)
+
+
 def test_all_items_of_the_paper_are_registered():
     assert list(ITEMS) == NAMES
 
@@ -87,8 +97,8 @@ def test_gpu_hours_follow_from_flop_steps_and_runs():
     assert cost.runs == 2
     assert cost.training == pytest.approx(2 * 45_000 * cost.flop / (312e12 * 0.35) / 3600)
     assert cost_of(study.changed((0, 1), 90_000), "paper").training == pytest.approx(4 * cost.training)
-    # 50,000 samples at the end and 10,000 every 5,000 steps, of 50 evaluations, each a third of a training image's FLOP
-    samples = 50_000 + 9 * 10_000
+    # 10,000 samples at the end and every 5,000 steps, of 50 evaluations, each a third of a training image's FLOP
+    samples = 10 * 10_000
     assert cost.evaluation == pytest.approx(
         2 * samples * (50 * cost.flop / 3 / 64 + 11.4e9) / (312e12 * 0.35) / 3600, rel=0.01
     )

@@ -155,6 +155,19 @@ class TestNetworks:
         linear_probe(net, *sets, t=0.1, cache=tmp_path)
         assert passes
 
+    def test_cached_features_belong_to_their_conditions(self, tmp_path):
+        """Two contexts that differ only where a printed tensor has dots."""
+        net = scalelong.UViT(img_size=8, embed_dim=16, depth=2, num_heads=2, clip_dim=64, num_clip_token=20)
+        contexts = [torch.zeros(20, 64), torch.zeros(20, 64)]
+        contexts[1][5:15] = 3.0
+        sets, files = (coloured(90, 0), coloured(60, 1)), []
+        for context in contexts:
+            linear_probe(net, *sets, t=0.1, cache=tmp_path, conditions={"context": context}, pixels=False)
+            files.append(len(list(tmp_path.iterdir())))
+        assert files == [1, 2]
+        with pytest.raises(InvalidValueError, match="cache and call"):
+            linear_probe(net, *sets, t=0.1, cache=tmp_path, call=lambda net, x, t: net(x, t))
+
 
 class TestInvalidInput:
     def test_data_without_classes(self):

@@ -173,8 +173,9 @@ def guided(
     output = _guided_output(
         net, objective, guidance, make_conditions(y, context), {"y": null_y, "context": null_context}
     )
-    if objective.name == "eps":
-        return output  # samplers form x̂_0 with the coefficients of their own steps
+    if objective.name == "eps":  # samplers form x̂_0 with the coefficients of their own steps
+        # Where α(t_max) = 0, x_t there is the noise and ε̂ = x_t says nothing of x_0; at t_start it does.
+        return lambda x, t: output(x, t.clamp(max=objective.process.t_start))
     return lambda x, t: objective.denoised(x, output(x, t), t)
 
 
@@ -204,7 +205,8 @@ def clip_denoised(predict_fn: PredictFn, process: Interpolant, low: float = -1.0
     def clipped(x: Tensor, t: Tensor) -> Tensor | Denoised:
         predicted = predict_fn(x, t)
         x_0 = both(predicted, x, t, process).x_0.clamp(low, high)
-        eps = process.predict_eps(x, x_0, t)
-        return Denoised(x_0, eps) if isinstance(predicted, Denoised) else eps
+        if isinstance(predicted, Denoised):
+            return Denoised(x_0, process.predict_eps(x, x_0, t))
+        return process.predict_eps(x, x_0, t.clamp(max=process.t_start))  # the inverse of predict_x_0
 
     return clipped

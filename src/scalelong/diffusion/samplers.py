@@ -252,7 +252,7 @@ def _image_step(predict: PredictFn, x: Tensor, points: list[_Point]) -> Tensor:
 #     DDIM, η = 0        x ← (σ_t/σ_s)·x + α_t(1 − e^(−h))·x̂
 #     DPM-Solver++(2M)   the same with x̂ + (h/2h')·(x̂ − x̂') for x̂, where x̂' and h' are those of the step before
 #     DDPM               x ← (σ_t/σ_s)e^(−h)·x + α_t(1 − e^(−2h))·x̂ + σ_t√(1 − e^(−2h))·noise, its smaller variance;
-#                        with σ_s for σ_t in front of the root, its larger variance β
+#                        with σ_s·n_t/n_s for σ_t in front of the root, n = √(α² + σ²), its larger variance β
 # The N times are evenly spaced from the last ("trailing"). At the end, t = 0, x is x̂. Where α_s = 0 (zero terminal SNR)
 # λ_s = −∞ and the formulas hold in the limit. Results equal diffusers'
 # DPMSolverMultistepScheduler of order 1 and 2 (tested) without its work at every step, and N need not divide 1000
@@ -283,14 +283,15 @@ def _grid_steps(kind: str, process: Interpolant, steps: int) -> list[_GridStep]:
     """Coefficients of every step, in float64."""
     times = process.grid(GRID)[trailing_indices(steps)]
     alphas, sigmas = [*process.alpha(times).tolist(), 1.0], [*process.sigma(times).tolist(), 0.0]
-    lambdas = [*process.lambda_(times).tolist(), inf]
+    lambdas, norms = [*process.lambda_(times).tolist(), inf], [*process.norm(times).tolist(), 1.0]
     plan = []
     for s in range(steps):
         t, h = s + 1, lambdas[s + 1] - lambdas[s]
         ancestral = kind.startswith("ddpm")
         keep = sigmas[t] / sigmas[s] * (exp(-h) if ancestral else 1.0)
         image = -alphas[t] * expm1(-2 * h if ancestral else -h)
-        size = sigmas[s] if kind == "ddpm-large" and t < steps else sigmas[t]  # the last step adds no noise
+        larger = kind == "ddpm-large" and t < steps  # the last step adds no noise
+        size = sigmas[s] * norms[t] / norms[s] if larger else sigmas[t]
         noise = size * (-expm1(-2 * h)) ** 0.5 if ancestral else 0.0
         # The first step has no x̂'. The step to t = 0 is of order 1, because its h is infinite.
         second_order = kind == "dpm-solver++" and 0 < s < steps - 1

@@ -220,7 +220,7 @@ def evaluate_images(
     entries: dict[str, MetricCard] = {}
     notes: list[str] = []
     for names, network, own, target in zip(groups.values(), networks, measured, targets, strict=True):
-        features = _with_aids(own.features, network, captions, card.n, seed)
+        features = _with_aids(own.features, network, captions, card.n)
         for metric in select_metrics(names, network, features, target.features):
             values[metric] = METRICS[metric].compute(features, target.features, interval, seed)
             label = METRICS[metric].label.format(extractor=network.name)
@@ -243,14 +243,14 @@ def evaluate_images(
     ))  # fmt: skip
 
 
-def _with_aids(features: FeatureSet, network: Any, captions: Sequence[str] | None, n: int, seed: int) -> FeatureSet:
+def _with_aids(features: FeatureSet, network: Any, captions: Sequence[str] | None, n: int) -> FeatureSet:
     """Add what some metrics need beside features: the classifier's weights, the embeddings of the captions."""
     head, embed = getattr(network, "head", None), getattr(network, "embed_text", None)
     text = None
     if captions is not None and embed is not None:
         if len(captions) != n:
             raise EvaluationError(f"expected one caption per image, got {len(captions):,} for {n:,} images")
-        text = embed([captions[int(k)] for k in kept_indices(n, seed)])
+        text = embed([captions[int(k)] for k in kept_indices(n, features.seed)])
     return replace(features, head=None if head is None else head.cpu(), text=text)
 
 

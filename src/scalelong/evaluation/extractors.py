@@ -31,6 +31,7 @@ from scalelong.files import tensors_sha256
 
 # Small enough for a layer's input and output to stay in a CPU's cache: about a third faster than 50 at once.
 _CPU_BATCH = 10
+PIXELS = "8×8 pixels"
 
 
 @runtime_checkable
@@ -119,7 +120,7 @@ def _pixels(weights: Path | str | None = None) -> ModuleExtractor:
     if weights is not None:
         raise InvalidValueError(f"the extractor 'pixels' has no weights, got {weights}; leave them out")
     network = nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten())
-    return ModuleExtractor(network, name="8×8 pixels", resize="averaged to 8×8")
+    return ModuleExtractor(network, name=PIXELS, resize="averaged to 8×8")
 
 
 Extractor = str | nn.Module | FeatureExtractor
@@ -130,6 +131,14 @@ EXTRACTORS: dict[str, Builder] = {
     "dinov2": Dinov2Extractor,
     "clip": ClipExtractor,
     "pixels": _pixels,
+}
+# What the `name` of each begins with. Those of transformers go on with the size of the network.
+NAMES = {
+    "inception": InceptionExtractor.name,
+    "inception-pytorch-fid": PytorchFidExtractor.name,
+    "dinov2": f"{Dinov2Extractor.family} ",
+    "clip": f"{ClipExtractor.family} ",
+    "pixels": PIXELS,
 }
 
 

@@ -28,9 +28,11 @@ class ArrayImages:
         if array.ndim != 4:
             raise EvaluationError(f"{name} must have shape (n, h, w, c), got {tuple(array.shape)}")
 
-    def batches(self, size: int, start: int, stop: int | None) -> Iterator[Batch]:
-        """Yield this process's share of images start … stop − 1."""
-        rank, world = rank_and_world()
+    def batches(
+        self, size: int, start: int, stop: int | None, share: tuple[int, int] | None = None
+    ) -> Iterator[Batch]:
+        """Yield images start … stop − 1: of the share (rank, world), by default this process's."""
+        rank, world = share or rank_and_world()
         stop = stop or self.length
         for first in range(start + rank * size, stop, world * size):  # processes take batches in turn
             last = min(first + size, stop)
@@ -74,9 +76,11 @@ class StreamImages:
     def __init__(self, batches: Iterable[Any], name: str = "stream") -> None:
         self.name, self._batches = name, batches
 
-    def batches(self, size: int, start: int, stop: int | None) -> Iterator[Batch]:
+    def batches(
+        self, size: int, start: int, stop: int | None, share: tuple[int, int] | None = None
+    ) -> Iterator[Batch]:
         """Yield up to `stop` images of all processes. `size` and `start` have no effect."""
-        rank, world = rank_and_world()
+        rank, world = share or rank_and_world()
         wanted = None if stop is None else len(range(rank, stop, world))  # of this process
         seen, shape = 0, None
         for batch in self._batches:

@@ -56,8 +56,8 @@ def kernel_distance(
     if not 2 <= size <= smaller:
         raise invalid("subset_size", f"from 2 to {smaller}, the number of features", size)
     subsets = smaller // size
-    within, across = _row_sums(features, features, kernel), _row_sums(features, reference, kernel)
-    within_reference = _row_sums(reference, reference, kernel)
+    within, within_reference = (_row_sums(side, side, kernel, within=True) for side in (features, reference))
+    across = _row_sums(features, reference, kernel)
     m, n = len(features), len(reference)
     value = float(within.sum() / (m * (m - 1)) + within_reference.sum() / (n * (n - 1)) - 2 * across.sum() / (m * n))
     diagonals = (_diagonal(side, kernel) for side in (features, reference))
@@ -73,22 +73,21 @@ def kernel_distance(
 def _mmd(x: Tensor, y: Tensor, kernel: Kernel) -> float:
     """Return the squared MMD between two sets of the same size."""
     size = len(x)
-    within = _row_sums(x, x, kernel).sum() + _row_sums(y, y, kernel).sum()
+    within = _row_sums(x, x, kernel, within=True).sum() + _row_sums(y, y, kernel, within=True).sum()
     return float(within / (size * (size - 1)) - 2 * _row_sums(x, y, kernel).sum() / size**2)
 
 
-def _row_sums(x: Tensor, y: Tensor, kernel: Kernel) -> Tensor:
-    """(m,): Σ_j k(x_i, y_j), without j = i where x is y. Works in blocks, so the (m, n) matrix is never stored."""
-    same = x is y
+def _row_sums(x: Tensor, y: Tensor, kernel: Kernel, within: bool = False) -> Tensor:
+    """(m,): Σ_j k(x_i, y_j); `within` one set, without j = i. In blocks, so the (m, n) matrix is never stored."""
     rows = torch.zeros(len(x), dtype=torch.float64)
     for i in range(0, len(x), BLOCK):
         left = x[i : i + BLOCK].double()
-        for j in range(i if same else 0, len(y), BLOCK):
+        for j in range(i if within else 0, len(y), BLOCK):
             values = kernel(left @ y[j : j + BLOCK].double().T, x.shape[1])
-            if same and i == j:
+            if within and i == j:
                 values.fill_diagonal_(0)
             rows[i : i + BLOCK] += values.sum(dim=1)
-            if same and i != j:  # the kernel is symmetric: this is also the block below the diagonal
+            if within and i != j:  # the kernel is symmetric: this is also the block below the diagonal
                 rows[j : j + BLOCK] += values.sum(dim=0)
     return rows
 

@@ -23,6 +23,7 @@ from scalelong.progress import track
 
 QUANTILE = 0.05  # of the held-out images' distances
 PAIRS = 10  # on the sheet
+ALONE = (0, 1)  # a process that measures reads all images: nothing is shared out
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def save_sheet(
 def _features(images: Any, extractor: FeatureExtractor, size: int, name: str | None = None) -> Any:
     """Yield the features (b, D) and the positions (b,) of each batch."""
     stream = image_stream(images, name)
-    batches = stream.batches(size, 0, None)
+    batches = stream.batches(size, 0, None, share=ALONE)
     with torch.inference_mode():
         for batch, positions in track(batches, f"features of {stream.name}", stream.length, lambda part: len(part[0])):
             features: Tensor = extractor(batch)

@@ -192,7 +192,7 @@ def write_reference(path: Path | str, reference: Reference) -> None:
     if features.kept is not None and features.ranks is not None:
         tensors |= {"kept": features.kept, "ranks": features.ranks}
     with atomic_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"card": json.dumps(asdict(reference.card))})
+        save_file(tensors, temporary, {"card": json.dumps(asdict(reference.card)), "seed": str(features.seed)})
 
 
 def read_reference(path: Path | str, extractor: str | None = None) -> Reference:
@@ -208,12 +208,13 @@ def read_reference(path: Path | str, extractor: str | None = None) -> Reference:
         raise invalid("extractor", "None for a file that records it", extractor)
     try:
         with safe_open(path, framework="pt") as file:
-            card = from_json(ReferenceCard, json.loads((file.metadata() or {})["card"]), "card")
+            metadata = file.metadata() or {}
+            card, seed = from_json(ReferenceCard, json.loads(metadata["card"]), "card"), int(metadata.get("seed", 0))
             tensors = {name: file.get_tensor(name) for name in set(file.keys())}
         moments = Moments(card.n, tensors["mean"].double(), tensors["covariance"].double())
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise DataError(f"{path} is not a file of reference statistics ({error})") from None
-    return Reference(FeatureSet(moments, tensors.get("kept"), tensors.get("ranks")), card)
+    return Reference(FeatureSet(moments, tensors.get("kept"), tensors.get("ranks"), seed), card)
 
 
 def _read_npz(path: Path, extractor: str | None) -> Reference:

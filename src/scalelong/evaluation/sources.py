@@ -117,7 +117,9 @@ def check_counts(images: Any, reference: Any, n: int | None, metrics: Collection
     """Raise if there are too few images, before any features are computed. A stream of unknown length passes."""
     available, of_reference = (_count(source) for source in (images, reference))
     if n is not None and available is not None and n > available:
-        raise EvaluationError(f"expected {n:,} images, but {image_stream(images).name} has {available:,}; use fewer")
+        dataset = DatasetImages.parse(images)
+        name = image_stream(images).name if dataset is None else f"{dataset.name} ({dataset.split})"
+        raise EvaluationError(f"expected {n:,} images, but {name} has {available:,}; use fewer")
     check_metrics(metrics, n, available, of_reference)
 
 

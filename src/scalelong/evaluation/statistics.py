@@ -48,6 +48,7 @@ class FeatureSet:
     moments: Moments
     kept: Tensor | None = None  # float32 (k, D): a uniformly random subset, in random order
     ranks: Tensor | None = None  # (k,): the random numbers that selected it; needed to select further
+    seed: int = 0  # of the ranks
     head: Tensor | None = None  # (classes, D): the extractor's classifier, for the Inception score
     text: Tensor | None = None  # (k, D): embeddings of the captions of the kept images, for the CLIP score
 
@@ -122,12 +123,12 @@ class FeatureAccumulator:
             raise EvaluationError(f"a covariance needs at least 2 images, got {self.count}")
         self._trim()
         moments = Moments(self.count, self.mean.clone(), self.scatter / (self.count - 1))
-        return FeatureSet(moments, self._kept[0], self._ranks[0])
+        return FeatureSet(moments, self._kept[0], self._ranks[0], self.seed)
 
     @classmethod
-    def from_result(cls, features: FeatureSet, keep: int = KEEP, seed: int = 0) -> FeatureAccumulator:
+    def from_result(cls, features: FeatureSet, keep: int = KEEP) -> FeatureAccumulator:
         """Continue from a result."""
-        self, moments = cls(keep, seed), features.moments
+        self, moments = cls(keep, features.seed), features.moments
         if moments.n is None or features.kept is None or features.ranks is None:
             raise EvaluationError("cannot continue statistics that lack a count or kept features")
         self.count, self.mean, self.scatter = moments.n, moments.mean, moments.covariance * (moments.n - 1)

@@ -22,19 +22,20 @@ class DistanceSpec:
 
     Args:
         extractor: `inception` gives FID. `pixels` averages an image to 8×8, 64 numbers per channel, and costs almost
-            nothing: it compares colors, layout and their correlations but no finer content. It is not FID.
+            nothing: it compares colors, layout and their correlations but no finer content. It is not FID. None takes
+            the run's `evaluate.extractor`.
         n: Number of samples.
         evaluations: Network evaluations per sample; None takes the run's sampler setting.
     """
 
-    extractor: str = "pixels"
+    extractor: str | None = "pixels"
     n: int = 256
     evaluations: int | None = None
 
     def __post_init__(self) -> None:
         from scalelong.evaluation.extractors import EXTRACTORS
 
-        if self.extractor not in EXTRACTORS:
+        if self.extractor not in (None, *EXTRACTORS):
             raise unknown("extractor", self.extractor, EXTRACTORS)
         if self.n < 2:
             raise invalid("n, the number of samples for the distance,", "an integer >= 2", self.n)

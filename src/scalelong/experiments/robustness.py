@@ -21,7 +21,7 @@ from scalelong.errors import ScaleLongError, invalid
 from scalelong.files import write_text
 from scalelong.progress import track
 from scalelong.robustness import LocalLipschitz, Sensitivity, local_lipschitz, measure_sensitivity
-from scalelong.runs.generate import Request, best_device
+from scalelong.runs.generate import Request, best_device, evaluation_draws
 from scalelong.training.examples import Batch, Examples
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _distances(
     sampling, distances, metric = run.config.sample, [], ""
     request = Request(
         n=samples, sampler=sampling.sampler, steps=sampling.steps, guidance=sampling.guidance, seed=seed,
-        batch_size=min(samples, 256),
+        batch_size=min(samples, 256), **evaluation_draws(run.config),
     )  # fmt: skip
     for variance in track(variances, "samples with extra noise"):
         evaluation = run.evaluate(request, extractor=extractor, net=Perturbed(run.net, variance, seed))

@@ -66,11 +66,12 @@ def is_finished(job: Job) -> bool:
 
 def has_distance(run: Run, spec: DistanceSpec, step: int) -> bool:
     """Whether RUN/distance.json belongs to this step and this spec."""
+    from scalelong.evaluation.extractors import NAMES
+
     card = run.evaluations.get("compare", {}).get("card", {})
     generation = card.get("generation") or {}
-    metric = str(card.get("metric", ""))
     return bool(
-        (metric == "FID" if spec.extractor == "inception" else f" {spec.extractor} (not FID)" in metric)
+        str(card.get("extractor", "")).startswith(NAMES[spec.extractor or run.config.evaluate.extractor])
         and card.get("n") == spec.n
         and generation.get("step") == step
         and spec.evaluations in (None, generation.get("evaluations"))
@@ -80,15 +81,15 @@ def has_distance(run: Run, spec: DistanceSpec, step: int) -> bool:
 def measure_distance(run: Run, spec: DistanceSpec) -> None:
     """Compare samples of the run's EMA network with its training data and write RUN/distance.json."""
     from scalelong.evaluation import build_extractor
-    from scalelong.runs.generate import Request, best_device
+    from scalelong.runs.generate import Request, best_device, evaluation_draws
     from scalelong.training.parallel import join_processes
 
     device, sampling = best_device(join_processes()[0]), run.config.sample
     request = Request(
         n=spec.n, sampler=sampling.sampler, steps=spec.evaluations or sampling.steps, guidance=sampling.guidance,
-        batch_size=min(spec.n, 256),
+        batch_size=min(spec.n, 256), **evaluation_draws(run.config),
     )  # fmt: skip
-    extractor: Any = build_extractor(spec.extractor)
+    extractor: Any = build_extractor(spec.extractor or run.config.evaluate.extractor)
     run.evaluate(request, extractor=extractor.to(device), net=run.net.to(device), save_as="compare")
 
 

@@ -118,7 +118,8 @@ def mean_image_distance(trained: Trained) -> float:
 
     study = trained.study
     assert study.distance is not None
-    reference = training_reference(study.config(study.scalings[0]), build_extractor(study.distance.extractor))
+    config = study.config(study.scalings[0])
+    reference = training_reference(config, build_extractor(study.distance.extractor or config.evaluate.extractor))
     return float(reference.features.moments.covariance.trace())
 
 

@@ -69,9 +69,10 @@ DEEP = replace(
 
 # the paper's size
 
-# FID-10k during training uses DPM-Solver-fast with 50 evaluations, whatever sampler makes the final samples.
+# Tables have the FID-50k (COCO: FID-30k) of the preset's sampler, curves the FID-10k of DPM-Solver-fast with 50
+# evaluations, during training and at the end; both with the preset's extractor, labels and captions.
 _FID_10K = ("evaluate.every=5000", "evaluate.n=10000", "sample.sampler=dpm-solver-fast", "sample.steps=50")
-_FID_50K, _FID_30K = DistanceSpec("inception", 50_000), DistanceSpec("inception", 30_000)
+_FID_50K, _FID_30K = DistanceSpec(None, 50_000), DistanceSpec(None, 30_000)
 _CHECKPOINTS = ("checkpoint.every=50000", "checkpoint.keep=10")  # figure 11 reads all of them
 
 
@@ -82,6 +83,10 @@ def _study(name: str, preset: str, kappa: float, steps: int, label: str, *settin
 
 def _changed(study: Study, name: str, label: str, *settings: str) -> Study:
     return replace(study, name=name, label=label, settings=(*study.settings, *settings))
+
+
+def _curves(study: Study, name: str, label: str, *settings: str) -> Study:
+    return replace(_changed(study, name, label, *_FID_10K, *settings), distance=DistanceSpec(None, 10_000))
 
 
 # For tables and for measurements inside the network.
@@ -95,12 +100,12 @@ COCO = replace(_study("coco", "coco-uvit-s", 0.8, 1_000_000, "MS-COCO, U-ViT-S/2
 COCO_UNET = replace(_study("coco-unet", "coco-unet", 0.8, 1_000_000, "MS-COCO, U-Net"), distance=_FID_30K)
 
 # For curves: the same runs with FID-10k during training.
-CIFAR_CURVES = _changed(CIFAR, "cifar10-curves", "CIFAR-10, batch 128", *_FID_10K)
-CIFAR_BATCH_64 = _changed(CIFAR, "cifar10-batch-64", "CIFAR-10, batch 64", *_FID_10K, "train.batch_size=64")
-CIFAR_BATCH_32 = _changed(CIFAR, "cifar10-batch-32", "CIFAR-10, batch 32", *_FID_10K, "train.batch_size=32")
-CIFAR_DEEP = _changed(CIFAR, "cifar10-depth-24", "CIFAR-10, depth 24", *_FID_10K, "model.depth=24")  # the depth is ours
-CIFAR_UNET_CURVES = _changed(CIFAR_UNET, "cifar10-unet-curves", "CIFAR-10, U-Net", *_FID_10K)
-CELEBA_CURVES = _changed(CELEBA, "celeba64-curves", "CelebA 64", *_FID_10K)
+CIFAR_CURVES = _curves(CIFAR, "cifar10-curves", "CIFAR-10, batch 128")
+CIFAR_BATCH_64 = _curves(CIFAR, "cifar10-batch-64", "CIFAR-10, batch 64", "train.batch_size=64")
+CIFAR_BATCH_32 = _curves(CIFAR, "cifar10-batch-32", "CIFAR-10, batch 32", "train.batch_size=32")
+CIFAR_DEEP = _curves(CIFAR, "cifar10-depth-24", "CIFAR-10, depth 24", "model.depth=24")  # the depth is ours
+CIFAR_UNET_CURVES = _curves(CIFAR_UNET, "cifar10-unet-curves", "CIFAR-10, U-Net")
+CELEBA_CURVES = _curves(CELEBA, "celeba64-curves", "CelebA 64")
 
 CIFAR_CS = ConstantScaling(0.5)
 _OFTEN = ("checkpoint.every=5000", "checkpoint.keep=2")

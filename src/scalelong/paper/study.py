@@ -92,7 +92,7 @@ class Study:
                 words += [word for setting in (*self.settings, *options) for word in ("--set", setting)]
                 folder = str(out / self.name / f"{name_of(spec)}-seed{seed}")
                 lines.append(shlex.join([*words, "--out", folder]))
-                if self.distance is not None and self.distance.extractor == "inception":
+                if self.distance is not None and self.distance.extractor is None:
                     lines.append(shlex.join([*launch.split(), "evaluate", folder, "--n", str(self.distance.n)]))
         return lines
 

@@ -94,7 +94,7 @@ class Extractor:
     seed: int
     batch_size: int
     cache: Path | None
-    salt: Any  # what else the features depend on: conditions
+    salt: str  # what else the features depend on: a hash of the conditions
 
     @torch.no_grad()
     def features(self, t: float, data: tuple[Labelled, Labelled], tracker: Tracker) -> Features:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from scalelong._modules import device_of
 from scalelong.diffusion.network import Denoiser
-from scalelong.errors import DataError, invalid, unknown
-from scalelong.files import write_text
+from scalelong.errors import DataError, InvalidValueError, invalid, unknown
+from scalelong.files import tensors_sha256, write_text
 from scalelong.kappa import checked_shape
 from scalelong.objective import Objective, get_objective
 from scalelong.progress import Tracker
@@ -149,7 +149,8 @@ def linear_probe(
         fit: "lbfgs" (logistic regression, converged) or "adam" (DDAE's recipe); see `probe_features`.
         seed: Of the noise.
         batch_size: Images per pass.
-        cache: A folder that keeps the features, so that another call with the same network and data skips the passes.
+        cache: A folder that keeps the features, so that another call with the same network and data skips the passes;
+            not with `call`.
         call: `call(net, x_t, t)` runs a pass of a network with other arguments than `net(x, t, y=, context=)`.
         notes: Remarks to keep with the result.
 
@@ -177,9 +178,12 @@ def linear_probe(
         raise DataError(f"a probe needs images of two classes or more, got {len(labels[0].unique())} in train")
     paths, own = choose_blocks(net, layers)
     networks = [net] if untrained is None else [net, untrained]
+    if cache is not None and call is not None:
+        raise InvalidValueError("cache and call exclude each other: stored features do not tell what call does")
     folder = None if cache is None else Path(cache)
+    salt = tensors_sha256({name: torch.as_tensor(value) for name, value in (conditions or {}).items()})
     extractors = [
-        Extractor(one, _call(one, call, conditions), paths, own, chosen, seed, batch_size, folder, repr(conditions))
+        Extractor(one, _call(one, call, conditions), paths, own, chosen, seed, batch_size, folder, salt)
         for one in networks
     ]
     grids: list[Grid] = []
