@@ -11,27 +11,38 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 @contextmanager
-def evaluating(net: Any) -> Iterator[None]:
+def evaluating(net: Any, batch_statistics: bool = False) -> Iterator[None]:
     """Put every module of `net` in eval mode, and restore each module's own mode on exit.
 
-    `net` may be any callable; a callable that is not a module is left alone.
+    `net` may be any callable; a callable that is not a module is left alone. With `batch_statistics`, a BatchNorm in
+    training mode normalizes by the batch as in training, and its averages stay what they are.
     """
     training = [module for module in modules_of(net) if module.training] if isinstance(net, nn.Module) else []
+    norms = [m for m in training if batch_statistics and isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    training = [module for module in training if module not in norms]
+    tracking = [norm for norm in norms if norm.track_running_stats]
     try:
         for module in training:
             module.__dict__["training"] = False  # nn.Module's setter is slow: it searches the parameters first
+        for norm in tracking:
+            norm.track_running_stats = False
         yield
     finally:
         for module in training:
             module.__dict__["training"] = True
+        for norm in tracking:
+            norm.track_running_stats = True
 
 
 @contextmanager
-def leave_no_trace(net: nn.Module, autocast: Mapping[str, torch.dtype | None] | None = None) -> Iterator[None]:
+def leave_no_trace(
+    net: nn.Module, autocast: Mapping[str, torch.dtype | None] | None = None, batch_statistics: bool = False
+) -> Iterator[None]:
     """Run `net` in eval mode, without gradients, eagerly and with fixed random numbers, and restore all state on exit.
 
-    autocast   the mixed precision to use, by device type. Its cache of cast weights is neither read nor left with
-               copies that have no gradient.
+    autocast           the mixed precision to use, by device type. Its cache of cast weights is neither read nor left
+                       with copies that have no gradient.
+    batch_statistics   see `evaluating`.
     """
     compiled = [(m, m._compiled_call_impl) for m in modules_of(net) if m.__dict__.get("_compiled_call_impl")]
     device = device_of(net)
@@ -45,7 +56,7 @@ def leave_no_trace(net: nn.Module, autocast: Mapping[str, torch.dtype | None] | 
             stack.enter_context(eager(net))
         for kind, dtype in (autocast or {}).items():
             stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False))
-        stack.enter_context(evaluating(net))
+        stack.enter_context(evaluating(net, batch_statistics))
         try:
             for module, _ in compiled:
                 module._compiled_call_impl = None

@@ -39,6 +39,10 @@ class DataError(ScaleLongError):
     """A dataset, a file or an image cannot be read or does not hold what is needed."""
 
 
+class MissingSplitError(DataError):
+    """A dataset has no split of this name."""
+
+
 class SourceUnavailableError(DataError):
     """A source cannot be used on this machine; the next one is tried."""
 

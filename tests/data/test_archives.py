@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import stat
 import tarfile
@@ -182,3 +183,40 @@ def test_archives_in_a_folder_are_unpacked_beside_its_subfolders(tmp_path: Path)
         assert (folder / "0" / "x.png").is_file()
         assert (folder / "annotations").is_dir()
     assert not folder.exists()
+
+
+def shard(path: Path, **examples: dict[str, object]) -> Path:
+    """A WebDataset archive: one picture per key, with the contents of its other members by suffix."""
+    with tarfile.open(path, "w") as tar:
+        for key, members in examples.items():
+            image = io.BytesIO()
+            picture(len(key)).save(image, "PNG")
+            for suffix, content in {"png": image.getvalue(), **members}.items():
+                raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+                info = tarfile.TarInfo(f"{key}.{suffix}")
+                info.size = len(raw)
+                tar.addfile(info, io.BytesIO(raw))
+    return path
+
+
+@pytest.mark.parametrize("names", [(0, 1, 2), ("cat", "dog", "emu")])
+def test_classes_of_shards_have_one_number_in_all_splits(tmp_path: Path, names):
+    (tmp_path / "set").mkdir()
+    shard(tmp_path / "set" / "train-0.tar", a={"json": {"label": names[1]}}, b={"json": {"label": names[2]}})
+    shard(tmp_path / "set" / "val-0.tar", c={"json": {"label": names[0]}}, d={"json": {"label": names[2]}})
+    training, validation = (load(tmp_path / "set", split) for split in ("train", "validation"))
+    assert training.class_names == validation.class_names == tuple(map(str, names))
+    assert (training.labels.tolist(), validation.labels.tolist()) == ([1, 2], [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"caption": 7}, "caption must be text"),
+        ({"label": [1]}, "label must be"),
+        ({"label": 4_000_000_000}, "count up"),
+    ],
+)
+def test_metadata_of_shards_that_makes_no_sense_is_an_error(tmp_path: Path, facts, message: str):
+    with pytest.raises(DataError, match=message):
+        load(shard(tmp_path / "a.tar", a={"json": facts}))

@@ -464,3 +464,25 @@ def test_any_folder_is_data_or_a_one_line_error(
         message = f"{data}"
         assert data.images.shape[1:] == (8, 8, 3)
     assert "\n" not in message
+
+
+def test_runs_and_comparisons_inside_the_folder_are_not_data(class_folder: Path):
+    before = load(class_folder)
+    run, comparison = class_folder / "runs" / "none-seed0", class_folder / "runs" / "compare"
+    for folder, files in ((run, ("config.json", "metrics.jsonl")), (comparison, ("comparison.json",))):
+        (folder / "samples").mkdir(parents=True)
+        picture(5).save(folder / "samples" / "real.png")
+        for name in files:
+            (folder / name).write_text("{}")
+    after = load(class_folder)
+    assert (after.class_names, len(after), after.fingerprint) == (before.class_names, len(before), before.fingerprint)
+
+
+def test_folders_beside_those_of_splits_do_not_make_them_classes(tmp_path: Path):
+    for name in ("train", "val", "__MACOSX", "runs"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+    for k, name in enumerate(("train/a.png", "train/b.png", "val/c.png")):
+        picture(k).save(tmp_path / "set" / name)
+    (tmp_path / "set" / "__MACOSX" / "._a.png").write_bytes(b"x")
+    assert [len(load(tmp_path / "set", split)) for split in ("train", "validation")] == [2, 1]
+    assert load(tmp_path / "set").class_names is None

@@ -176,3 +176,22 @@ def test_a_hub_name_without_a_network_is_a_one_line_error():
     with pytest.raises(SourceUnavailableError, match="hf:nobody/nothing") as caught:
         load("hf:nobody/nothing")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["dict", "tables"])
+def test_names_of_classes_have_one_number_in_all_splits(tmp_path: Path, form: str):
+    """`validation` lacks the first class."""
+    names = ["cat", "dog", "emu"]
+    dataset = datasets.Dataset.from_dict(
+        {"image": [{"bytes": png(k), "path": None} for k in range(3)], "label": names},
+        features=datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")}),
+    )
+    parts = {"train": dataset, "validation": dataset.select([1, 2])}
+    if form == "dict":
+        datasets.DatasetDict(parts).save_to_disk(tmp_path / "set")
+    else:
+        (tmp_path / "set").mkdir()
+        for name, part in parts.items():
+            part.to_parquet(tmp_path / "set" / f"{name}-0.parquet")
+    data = load(tmp_path / "set", "validation")
+    assert (data.class_names, data.labels.tolist()) == (tuple(names), [1, 2])

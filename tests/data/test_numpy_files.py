@@ -152,3 +152,8 @@ def test_a_damaged_file_is_data_or_an_error(
     except DataError as error:
         message = str(error)
         assert path.name in message
+
+
+def test_classes_of_all_splits_are_numbered_alike(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", x_train=IMAGES, y_train=np.arange(7), x_val=IMAGES[:2], y_val=np.array([0, 1]))
+    assert load(tmp_path / "a.npz", "validation").class_names == load(tmp_path / "a.npz").class_names

@@ -4,8 +4,11 @@ import copy
 import pickle
 
 import torch
+from accelerate import Accelerator
+from torch import nn
 
 import scalelong
+from scalelong._modules import evaluating
 
 
 def make():
@@ -72,3 +75,75 @@ def test_a_resumed_run_counts_on():
     watch = scalelong.StabilityMonitor(net, every=5).attach(optimizer, first=9)
     train(net, optimizer, 3)
     assert watch.last["step"] == 10
+
+
+class Adding(nn.Module):
+    """Joins its skips in its own `forward`, which no hook on a submodule shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.down, self.low = nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1)
+        self.head = nn.Conv2d(4, 3, 1)
+
+    def forward(self, x):
+        one = self.stem(x)
+        two = self.down(one).relu()
+        h = nn.functional.interpolate(self.low(two), scale_factor=2.0) + two
+        return self.head(nn.functional.interpolate(h.relu(), scale_factor=2.0) + one)
+
+
+def adding():
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 16, 16)
+    net = scalelong.apply(Adding(), scalelong.ConstantScaling(0.5), example=(x,))
+    return net, torch.optim.SGD(net.parameters(), lr=0.0), x
+
+
+def test_joins_of_the_networks_own_forward_are_recorded_from_the_first_step():
+    """Before and after κ_i, as within `with watch.step(…)`."""
+    net, optimizer, x = adding()
+    watch = scalelong.StabilityMonitor(net, every=1).attach(optimizer)
+    for _ in range(2):
+        net(x).mean().backward()
+        optimizer.step()
+    other, _, _ = adding()
+    wrapped = scalelong.StabilityMonitor(other, every=1)
+    with wrapped.step(1):
+        other(x).mean().backward()
+    assert watch.last["train"] == wrapped.last["train"]
+    assert None not in watch.last["train"]["ratio"]
+
+
+def test_validation_between_accumulated_batches_is_not_recorded():
+    norms = []
+    for validates in (False, True):
+        net, optimizer, x = adding()
+        watch = scalelong.StabilityMonitor(net, every=1).attach(optimizer)
+        net(x).mean().backward()
+        if validates:
+            with torch.no_grad(), evaluating(net):
+                net(100 * torch.randn(64, 3, 16, 16))
+        net(x).mean().backward()
+        optimizer.step()
+        norms.append(watch.last["train"])
+    assert norms[0] == norms[1]
+    assert norms[0]["n"] == 8
+
+
+def test_a_compiled_network_has_its_gradients_and_probe_recorded():
+    net, optimizer = make()
+    x = torch.randn(2, 1, 8, 8), torch.tensor([10.0, 20.0])
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    watch = scalelong.StabilityMonitor(compiled, probe=x, every=1).attach(optimizer)
+    for _ in range(2):
+        compiled(*x).square().mean().backward()
+        optimizer.step()
+    assert (watch.last["step"], watch.last["grad"]["total"] > 0, "probe" in watch.last) == (2, True, True)
+
+
+def test_an_optimizer_that_accelerate_prepared():
+    net, optimizer = make()
+    net, optimizer = Accelerator(cpu=True).prepare(net, optimizer)
+    watch = scalelong.StabilityMonitor(net, every=1).attach(optimizer)
+    train(net, optimizer, steps=2)
+    assert watch.last["step"] == 2

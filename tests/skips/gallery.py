@@ -574,6 +574,83 @@ class AddedTokens(Tokens):
     cat = False
 
 
+class Act(nn.Module):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__()
+        self.conv = conv(a, b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).relu()
+
+
+class OutputBlocks(ByHand):
+    """guided-diffusion's names, with the skip first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_blocks = nn.ModuleList([Act(3, 4), Act(4, 8)])
+        self.middle_block = Act(8, 8)
+        self.output_blocks = nn.ModuleList([Act(16, 4), Act(8, 4)])
+        self.out = conv(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for block in self.input_blocks:
+            x = block(x)
+            skips.append(x)
+            x = F.avg_pool2d(x, 2)
+        x = self.middle_block(x)
+        for block in self.output_blocks:
+            i = len(skips)
+            x = block(torch.cat([self.k(i, skips.pop()), up(x)], 1))
+        return self.out(x)
+
+
+class Narrowing(ByHand):
+    """DiC's names; the decoder's blocks make the backbone narrower where they take a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc_blocks = nn.ModuleList([nn.Sequential(Act(3, 4), Act(4, 4)), nn.Sequential(Act(4, 8), Act(8, 8))])
+        self.dec_blocks = nn.ModuleList([nn.Sequential(Act(16, 4), Act(4, 4)), nn.Sequential(Act(8, 3), Act(3, 3))])
+        self.mid = Act(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.enc_blocks[0](x)
+        two = self.enc_blocks[1](F.avg_pool2d(one, 2))
+        x = up(self.mid(F.avg_pool2d(two, 2)))
+        x = self.dec_blocks[0](torch.cat([x, self.k(2, two)], 1))
+        return self.dec_blocks[1](torch.cat([up(x), self.k(1, one)], 1))
+
+
+class Annotated(ByHand):
+    """Hugging Face's "The Annotated Diffusion Model": lucidrains' names, and no skip to `final_conv`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.init_conv = conv(3, 4)
+        stages = [[Act(4, 6), Act(6, 6), conv(6, 6, 2)], [Act(6, 8), Act(8, 8), conv(8, 8, 2)], [Act(8, 8), Act(8, 8)]]
+        self.downs = nn.ModuleList(map(nn.ModuleList, [*stages[:2], [*stages[2], nn.Identity()]]))
+        self.mid = Act(8, 8)
+        ups = [
+            [Act(16, 8), Act(8, 8), nn.Upsample(scale_factor=2)],
+            [Act(16, 6), Act(6, 6), nn.Upsample(scale_factor=2)],
+        ]
+        self.ups = nn.ModuleList(map(nn.ModuleList, ups))
+        self.final_conv = nn.Sequential(Act(6, 6), conv(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skips = self.init_conv(x), []
+        for one, two, down in self.downs:
+            x = two(one(x))
+            skips.append(x)
+            x = down(x)
+        x = self.mid(x)
+        for i, (one, two, rise) in zip((2, 1), self.ups, strict=True):
+            x = rise(two(one(torch.cat((x, self.k(i, skips.pop())), dim=1))))
+        return self.final_conv(x)
+
+
 class OwnScaling(Root):
     """Calls `scale_skip` and declares nothing."""
 
@@ -584,5 +661,6 @@ class OwnScaling(Root):
 GALLERY = {cls.__name__: cls for cls in (
     Root, SkipFirst, Keywords, HStack, Add, SkipPlus, InPlace, TorchAdd, StackedSum, Twice, Padded, Resized, Gated,
     Projected, Attribute, Channels, Residual, ResidualCat, Sparse, Blocks, Popped, Tuples, Dicts, CallsForward, Pairs,
-    Shared, Recursive, Three, Nested, Volume, Sequence, Tokens, AddedTokens, OwnScaling,
+    Shared, Recursive, Three, Nested, Volume, Sequence, Tokens, AddedTokens, OutputBlocks, Narrowing, Annotated,
+    OwnScaling,
 )}  # fmt: skip

@@ -1,5 +1,7 @@
 """`describe` says from a measurement what κ does: where the skips are, what κ_i is, and whether it is felt."""
 
+import copy
+
 import pytest
 import torch
 from skip_networks import NETWORKS, example, make, run
@@ -218,3 +220,27 @@ def test_a_dead_calibration_network_is_reported_and_a_new_one_is_not():
     dead = scalelong.describe(net, *call.args, **call.kwargs)
     assert all("does not depend on the input" in row.note for row in dead.rows)
     assert all(p.grad is None for p in net.parameters())
+
+
+class BatchNormed(nn.Module):
+    """One level whose concatenation goes to a BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.low = nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 4, 3, 1, 1)
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x):
+        skip = self.stem(x)
+        return self.head(self.norm(torch.cat([self.low(skip.relu()), skip], dim=1)))
+
+
+def test_batch_norm_cancels_kappa_in_training_only():
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 8, 8)
+    net = scalelong.apply(BatchNormed(), scalelong.UniformScaling(0.5), example=(x,))
+    before = copy.deepcopy(net.state_dict())
+    (training,) = scalelong.describe(net, x).rows
+    (evaluation,) = scalelong.describe(net.eval(), x).rows
+    assert training.norm_passes < 0.01 < 0.5 < evaluation.norm_passes
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())

@@ -44,6 +44,33 @@ def test_kappa_acts_as_if_it_were_written_into_the_network(name):
     assert torch.equal(scalelong.remove(net)(*x), plain)
 
 
+def test_names_alone_invent_no_skip():
+    """lucidrains' and DiC's names, where the widths contradict their structure."""
+    net, x, _ = build("Annotated")
+    known, found = find_sites(net), scalelong.find_skips(net, *x)
+    assert [(site.path, site.channels, site.source) for site in known] == [
+        (site.path, site.channels, site.source) for site in found
+    ]
+    with pytest.raises(UnsupportedNetworkError, match="no known structure"):
+        find_sites(build("Narrowing")[0])
+    levels = nn.Module()
+    levels.block = nn.ModuleList([nn.Conv2d(4, 4, 1)])
+    net = nn.Module()
+    net.conv_in, net.mid, net.down, net.up = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.ModuleList(), nn.ModuleList()
+    net.down.append(levels)
+    net.up.append(levels)
+    with pytest.raises(UnsupportedNetworkError, match="no known structure"):
+        find_sites(net)
+
+
+def test_given_sites_of_a_list_that_the_block_takes_skips_off():
+    net, x, kappas = build("Popped")
+    expected = by_hand(net, x, kappas)
+    given = [scalelong.Site(f"decoder.{k}", "skip", item=-1, channels=4) for k in (2, 1, 0)]
+    scalelong.apply(net, ExplicitScaling(kappas), sites=given, example=x)
+    assert torch.equal(net(*x), expected)
+
+
 @EVERY
 def test_batch_and_resolution_may_change(name):
     net, x, kappas = build(name)

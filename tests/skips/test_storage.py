@@ -63,6 +63,16 @@ def test_every_kind_of_scaling_comes_back(scaling, tmp_path):
     assert scalelong.skips.scaling_of(again) is None or scaling_of(again).spec == scaling_of(net).spec
 
 
+@pytest.mark.parametrize("composed", [False, True])
+def test_a_u_vit_with_gains_that_were_measured_is_loaded_without_an_example(composed, tmp_path):
+    net = scalelong.UViT(8, 4, embed_dim=16, depth=4, num_heads=2)
+    x = torch.randn(2, 3, 8, 8), torch.tensor([1.0, 500.0])
+    scaling = scalelong.NormScaling(init="identity")
+    scalelong.apply(net, scalelong.compose(scaling, scalelong.UniformScaling(0.5)) if composed else scaling, example=x)
+    net.save_pretrained(tmp_path)
+    assert torch.equal(scalelong.UViT.from_pretrained(tmp_path)(*x), net(*x))
+
+
 def test_saving_again_leaves_no_old_weights(tmp_path):
     net = scalelong.apply(make("StackedUNet"), LearnableScaling())
     scalelong.save_scaling(net, tmp_path)

@@ -12,6 +12,7 @@ from torch import nn
 
 import scalelong
 from scalelong import ConstantScaling, ExplicitScaling, LearnableScaling, ScaleLongError
+from scalelong.errors import UnsupportedNetworkError
 from scalelong.skips import scaling_of
 
 EVERY = pytest.mark.parametrize("name", NETWORKS)
@@ -292,6 +293,56 @@ def test_channels_last_keeps_its_format():
     expected = run(net, "UNet2DModel")
     output = net(x.to(memory_format=torch.channels_last), t).sample
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+
+
+class Mixed(nn.Module):
+    """Blocks in another dtype than the first parameters, as guided-diffusion's `convert_to_fp16` leaves them."""
+
+    def __init__(self):
+        super().__init__()
+        self.time = nn.Linear(4, 8)
+        self.stem, self.down, self.up = nn.Conv2d(3, 8, 3, 1, 1), nn.Conv2d(8, 8, 3, 2, 1), nn.Conv2d(16, 3, 3, 1, 1)
+        for module in (self.stem, self.down, self.up):
+            module.bfloat16()
+
+    def forward(self, x, t):
+        skip = self.stem(x.bfloat16())
+        h = (self.down(skip) + self.time(t)[:, :, None, None].bfloat16()).relu()
+        return self.up(torch.cat([nn.functional.interpolate(h, scale_factor=2.0), skip], 1)).float()
+
+
+@pytest.mark.parametrize("scaling", [scalelong.LearnableScaling(), scalelong.SkipAdapter(2)])
+def test_blocks_may_have_another_dtype_than_the_first_parameters(scaling):
+    x, t = torch.randn(2, 3, 8, 8), torch.randn(2, 4)
+    net = scalelong.apply(Mixed(), scaling, example=(x, t))
+    net(x, t).square().sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in scalelong.parameters(net))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_function_that_joins_is_refused(reentrant):
+    """It would be recomputed without κ."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.low, self.head = nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 4, 3, 2, 1), nn.Conv2d(4, 3, 1)
+            self.checkpoints = False
+
+        def forward(self, x):
+            skip = self.stem(x)
+            if not self.checkpoints:
+                return self.decode(skip)
+            return torch.utils.checkpoint.checkpoint(self.decode, skip, use_reentrant=reentrant)
+
+        def decode(self, skip):
+            return self.head(nn.functional.interpolate(self.low(skip.relu()), scale_factor=2.0) + skip)
+
+    x = torch.randn(2, 3, 8, 8)
+    net = scalelong.apply(Net(), scalelong.UniformScaling(0.5), example=(x,))
+    net.checkpoints = True
+    with pytest.raises(UnsupportedNetworkError, match="checkpointed function"):
+        net(x)
 
 
 def test_applying_ls_leaves_the_random_state_alone_and_depends_on_it():

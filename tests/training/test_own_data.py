@@ -10,10 +10,12 @@ from PIL import Image
 from scalelong import load_run
 from scalelong.data import load
 from scalelong.data.survey import Survey, survey
-from scalelong.errors import RunError
+from scalelong.errors import DataError, InvalidValueError, RunError
 from scalelong.runs.config import DataConfig, override
 from scalelong.training import own_data, preset, train
-from scalelong.training.presets import AUTO, default_out
+from scalelong.training.examples import Examples, check_classes
+from scalelong.training.observers import held_out_examples
+from scalelong.training.presets import AUTO, choose, default_out
 from scalelong.training.start import start_from
 
 TINY = {"model.channels": (8, 8, 8), "train.steps": 2, "train.batch_size": 4, "sample.n": 4, "sample.steps": 2,
@@ -211,3 +213,55 @@ def test_one_image_is_worth_a_remark(tmp_path, capsys):
     train(config, tmp_path / "run")
     assert "1 image" in capsys.readouterr().err
     assert len(load(tmp_path / "one")) == 1
+
+
+def test_only_a_missing_validation_split_is_left_out(tmp_path, capsys):
+    """A broken file or a misspelt split is an error, as in the training images."""
+    write(tmp_path / "set" / "train")
+    config = override(preset("digits"), {**TINY, "data.name": str(tmp_path / "set"), "validate.every": 0})
+    assert held_out_examples(config) is None
+    assert "no validation" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no split 'vall'"):
+        held_out_examples(override(config, {"data.validation": "vall"}))
+    (tmp_path / "set" / "val").mkdir()
+    (tmp_path / "set" / "val" / "a.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="a.png"):
+        held_out_examples(config)
+
+
+def test_classes_of_the_splits_must_agree(tmp_path):
+    for split, classes in (("train", ("cat", "dog")), ("val", ("cat", "dog"))):
+        write(tmp_path / "set" / split, classes=classes)
+    settings = {**TINY, "data.name": str(tmp_path / "set"), "data.classes": True, "data.image_size": 16}
+    training, held_out = (Examples(override(preset("digits"), settings), split) for split in ("train", "val"))
+    check_classes(training, held_out)
+    held_out.images.class_names = ("dog", "cat")
+    with pytest.raises(DataError, match="dog, cat"):
+        check_classes(training, held_out)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "kappa"),
+    [
+        ({"kappa": 0.5}, "cs", 0.5),
+        ({"settings": ["scaling=cs"]}, "cs", 0.7),
+        ({"settings": ["scaling=cs"], "kappa": 0.4}, "cs", 0.4),
+        ({"settings": ["scaling=ls"], "scaling": "none"}, "ls", None),
+        ({"settings": ["kappa=0.3"], "kappa": 0.4, "scaling": "cs"}, "cs", 0.3),
+        ({"settings": ["kappa=0.3"]}, "none", None),
+        ({"settings": ["kappa=0.3"], "start": "cs:0.4"}, "cs", 0.3),
+        ({"kappa": 0.3, "start": "uniform"}, "uniform", None),
+    ],
+)
+def test_kappa_and_scaling_may_be_options_or_settings(options, kind, kappa):
+    start = choose("digits", scaling=options.pop("start", None))
+    spec = choose(start, **options).scaling
+    assert (spec.kind, getattr(spec, "kappa", None)) == (kind, kappa)
+
+
+@pytest.mark.parametrize("start", ["ls", "none"])
+def test_kappa_never_replaces_another_scaling(start):
+    with pytest.raises(InvalidValueError, match="kappa"):
+        choose(choose("digits", scaling=start), kappa=0.5, settings=["scaling=ls"])
+    with pytest.raises(InvalidValueError, match="kappa"):
+        choose(choose("digits", scaling="ls"), kappa=0.5)

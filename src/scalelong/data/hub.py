@@ -51,7 +51,9 @@ def read_hub(name: str, split: str, options: Options, source: str, group: str | 
     if label is not None and type(features[label]).__name__ == "ClassLabel":
         class_names = tuple(features[label].names)
     elif label is not None:
-        labels = {row[label] for row in rows.select_columns([label])}
+        with _library_errors(name):  # of all splits, so that classes have the same numbers in each
+            parts = [rows, *(read() for other, read in splits.items() if other != part.split)]
+            labels = {row[label] for each in parts if label in each.features for row in each.select_columns([label])}
         class_names, numbers = number_classes(labels, f"{source}, column {label!r}")
     if type(features[image]).__name__ == "Image":
         rows = rows.cast_column(image, datasets.Image(decode=False))

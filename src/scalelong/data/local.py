@@ -92,10 +92,13 @@ def listing_sha256(root: Path) -> str:
 
 
 def _files(base: Path) -> Iterator[str]:
-    """Yield the names of all files in visible folders, following links without going round in circles."""
+    """Yield the names of all files in visible folders, following links without going round in circles.
+
+    Runs and comparisons inside the folder, with the samples that they made, are not data.
+    """
     seen: set[str] = set()
     for folder, folders, files in os.walk(base, followlinks=True):
-        if os.path.realpath(folder) in seen:
+        if os.path.realpath(folder) in seen or (folder != str(base) and _is_product({*folders, *files})):
             folders.clear()
             continue
         seen.add(os.path.realpath(folder))
@@ -104,17 +107,28 @@ def _files(base: Path) -> Iterator[str]:
         yield from (name if inside == "." else f"{inside}/{name}" for name in sorted(files))
 
 
+def _is_product(names: set[str]) -> bool:
+    """Whether a folder with these names is a run or a comparison."""
+    return "comparison.json" in names or ("config.json" in names and bool(names & {"metrics.jsonl", "checkpoints"}))
+
+
 def _split_folders(root: Path) -> dict[str, Path]:
     """Return the folder of each split: subfolders, if all of them have names of splits, or else `root` as `train`."""
     try:
-        names = [name for name in os.listdir(root) if not name.startswith(".")]
+        names = [name for name in os.listdir(root) if not name.startswith(".") and name != "__MACOSX"]
     except OSError as error:
         raise DataError(f"cannot read {root} ({error.strerror})") from None
-    subfolders = {name for name in names if (root / name).is_dir()}
+    subfolders = {name for name in names if (root / name).is_dir() and _holds_data(root / name)}
     folders = {canonical_split(name): root / name for name in subfolders}
     loose = any(Path(name).suffix.lower() in SUFFIXES for name in names if name not in subfolders)
     splits = folders and not loose and set(folders) <= set(SPLITS)
     return folders if splits else {"train": root}
+
+
+def _holds_data(folder: Path) -> bool:
+    """Whether a folder is that of a split or of images; a folder of runs is not."""
+    named = canonical_split(folder.name) in SPLITS
+    return named or any(os.path.splitext(name)[1].lower() in SUFFIXES for name in _files(folder))
 
 
 def _unwrapped(root: Path) -> Path:
@@ -283,7 +297,9 @@ def read_numpy(path: Path, split: str, options: Options, stack: ExitStack) -> Re
         if stored.dtype.kind not in "iu" or stored.shape not in ((count,), (count, 1)):
             raise _wrong(path, key, f"{count} integers", stored)
         labels = stored.reshape(-1).astype(np.int64)
-        class_names, _ = number_classes(set(labels.tolist()), str(path))
+        others = [_find(arrays, LABELS, SPLITS[name]) for name in named]
+        of_all = [labels, *(arrays[other].reshape(-1) for other in others if other is not None and other != key)]
+        class_names, _ = number_classes({int(label) for each in of_all for label in np.unique(each)}, str(path))
         if "class_names" in arrays:
             class_names = tuple(_texts(path, "class_names", arrays).reshape(-1).tolist())
     if (key := _find(arrays, CAPTIONS)) is not None and len(splits) == 1:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalelong.errors import DataError, invalid, printable, suggestion
+from scalelong.errors import DataError, MissingSplitError, invalid, printable, suggestion
 
 Pixels = npt.NDArray[np.uint8]  # (h, w, c)
 MAX_CAPTION = 10_000  # characters
@@ -164,4 +164,4 @@ def choose_split(split: str, available: Collection[str], holdout: float, where: 
     hint = suggestion(split, available)
     if wanted == "validation":
         hint = "; set holdout (--holdout 0.05) to reserve a share of the images for validation"
-    raise DataError(f"{where} has no split {split!r}{hint} (available: {', '.join(sorted(available))})")
+    raise MissingSplitError(f"{where} has no split {split!r}{hint} (available: {', '.join(sorted(available))})")

@@ -7,13 +7,16 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 
 from scalelong.data.images import MAX_BYTES, SUFFIXES
-from scalelong.data.records import SPLITS, Example, Options, Reading, choose_split
+from scalelong.data.records import SPLITS, Example, Options, Reading, choose_split, number_classes
 from scalelong.errors import DataError, one_line
 
 LABELS, TEXTS = (".cls",), (".txt", ".text", ".caption")
+Label = int | str
 LOOK = 64  # members of the first archive that decide whether it is one
 
 
@@ -38,17 +41,19 @@ def tar_shards(path: Path) -> dict[str, list[Path]]:
 
 
 def read_tars(path: Path, split: str, options: Options) -> Reading:
-    """Read one split. Labels (`.cls`, or `label` in `.json`) are integers; captions are `.txt` or `caption`."""
+    """Read one split. Labels are `.cls` (integers) or `label` in `.json`; captions are `.txt` or `caption`."""
     splits = tar_shards(path)
     part = choose_split(split, splits, options.holdout, str(path))
     files = splits[part.split]
-    labels, captioned = _facts(files)
-    names = tuple(str(number) for number in range(max(labels) + 1)) if labels else None
+    found = {name: _facts(each) for name, each in splits.items()}
+    labels = {label for each, _ in found.values() for label in each}  # of all splits, numbered alike
+    names, number = number_classes(labels, str(path)) if labels else (None, {})
+    captioned = found[part.split][1]
 
     def examples() -> Iterator[Example]:
-        for example in _examples(files):
+        for example, label in _examples(files):
             if part.includes(example.name, options.holdout):
-                yield example
+                yield replace(example, label=None if label is None else number[label])
 
     return Reading(examples(), None, names, captioned)
 
@@ -72,17 +77,17 @@ def _is_grouped(file: Path) -> bool:
     return labelled > 0 and labelled >= len(grouped) - 1
 
 
-def _facts(files: Sequence[Path]) -> tuple[set[int], bool]:
+def _facts(files: Sequence[Path]) -> tuple[set[Label], bool]:
     """Return the labels, and whether there are captions. Skips over the images."""
-    labels, captioned = set[int](), False
-    for example in _examples(files, images=False):
-        if example.label is not None:
-            labels.add(example.label)
+    labels, captioned = set[Label](), False
+    for example, label in _examples(files, images=False):
+        if label is not None:
+            labels.add(label)
         captioned = captioned or bool(example.captions)
     return labels, captioned
 
 
-def _examples(files: Sequence[Path], images: bool = True) -> Iterator[Example]:
+def _examples(files: Sequence[Path], images: bool = True) -> Iterator[tuple[Example, Label | None]]:
     for file in files:
         try:
             with tarfile.open(file, "r|*") as tar:
@@ -105,16 +110,20 @@ def _examples(files: Sequence[Path], images: bool = True) -> Iterator[Example]:
             raise DataError(f"{file} is a broken archive ({one_line(error)})") from None
 
 
-def _example(file: Path, key: str, parts: dict[str, bytes]) -> Example:
+def _example(file: Path, key: str, parts: dict[str, bytes]) -> tuple[Example, Label | None]:
     image = next((content for suffix, content in parts.items() if suffix in SUFFIXES), None)
     try:
         facts = json.loads(parts[".json"]) if ".json" in parts else {}
         label = next((int(parts[suffix]) for suffix in LABELS if suffix in parts), facts.get("label"))
         text = next((parts[suffix].decode() for suffix in TEXTS if suffix in parts), facts.get("caption"))
+        if not isinstance(label, (int, str, NoneType)) or isinstance(label, bool):
+            raise ValueError(f"label must be an integer or a name, got {label!r}")
+        if not isinstance(text, (str, list, NoneType)):
+            raise ValueError(f"caption must be text or a list of texts, got {text!r}")
     except (ValueError, AttributeError) as error:
         raise DataError(f"{file.name}: {key} has a label or metadata that cannot be read ({one_line(error)})") from None
     captions = [line for line in text.splitlines() if line.strip()] if isinstance(text, str) else text or ()
-    return Example(f"{file.name}:{key}", image, label if isinstance(label, int) else None, captions)
+    return Example(f"{file.name}:{key}", image, None, captions), label
 
 
 def _split_name(name: str) -> tuple[str, str]:

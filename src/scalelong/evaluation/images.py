@@ -28,9 +28,7 @@ class ArrayImages:
         if array.ndim != 4:
             raise EvaluationError(f"{name} must have shape (n, h, w, c), got {tuple(array.shape)}")
 
-    def batches(
-        self, size: int, start: int, stop: int | None, share: tuple[int, int] | None = None
-    ) -> Iterator[Batch]:
+    def batches(self, size: int, start: int, stop: int | None, share: tuple[int, int] | None = None) -> Iterator[Batch]:
         """Yield images start … stop − 1: of the share (rank, world), by default this process's."""
         rank, world = share or rank_and_world()
         stop = stop or self.length
@@ -76,9 +74,7 @@ class StreamImages:
     def __init__(self, batches: Iterable[Any], name: str = "stream") -> None:
         self.name, self._batches = name, batches
 
-    def batches(
-        self, size: int, start: int, stop: int | None, share: tuple[int, int] | None = None
-    ) -> Iterator[Batch]:
+    def batches(self, size: int, start: int, stop: int | None, share: tuple[int, int] | None = None) -> Iterator[Batch]:
         """Yield up to `stop` images of all processes. `size` and `start` have no effect."""
         rank, world = share or rank_and_world()
         wanted = None if stop is None else len(range(rank, stop, world))  # of this process

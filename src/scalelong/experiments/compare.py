@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalelong.errors import DataError
+from scalelong.errors import MissingSplitError, SourceUnavailableError
 from scalelong.experiments.comparison import Comparison, measure_run
 from scalelong.experiments.live import Live
 from scalelong.experiments.plan import DistanceSpec, Job, Variant, plan
@@ -91,7 +91,7 @@ def _prepare_data(jobs: Sequence[Job]) -> None:
 
     for config in {job.config.data: job.config for job in jobs if not is_finished(job)}.values():
         Examples(config, config.data.split)
-        with suppress(DataError):  # no validation split
+        with suppress(MissingSplitError, SourceUnavailableError):
             Examples(config, config.data.validation)
 
 

@@ -35,7 +35,7 @@ class DistanceSpec:
     def __post_init__(self) -> None:
         from scalelong.evaluation.extractors import EXTRACTORS
 
-        if self.extractor not in (None, *EXTRACTORS):
+        if self.extractor is not None and self.extractor not in EXTRACTORS:
             raise unknown("extractor", self.extractor, EXTRACTORS)
         if self.n < 2:
             raise invalid("n, the number of samples for the distance,", "an integer >= 2", self.n)

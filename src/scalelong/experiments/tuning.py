@@ -154,7 +154,10 @@ def tune_preset(
     quiet: bool = False,
 ) -> Tuning:
     """Search among candidates in OUT/NAME-seedN. A second call resumes: what was trained is not trained again."""
+    from scalelong.training.examples import Examples
+
     configs = {c.name: c.config for c in candidates}
+    Examples(candidates[0].config, candidates[0].config.data.validation)  # its loss decides; raises without one
     known, clock = TrialFile(out / "rungs.jsonl"), _Clock(budget.seconds if budget else None)
 
     def advance(names: Sequence[str], steps: int) -> dict[str, Score]:

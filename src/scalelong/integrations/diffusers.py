@@ -79,7 +79,7 @@ def _save_hook(
 def _load_hook(accelerator: Any, ema: Any, names: tuple[str, ...], models: list[Any], folder: str) -> None:
     for k, (net, name) in enumerate(_pairs(accelerator, models, names)):
         saved = from_pretrained(type(net), Path(folder) / name)
-        there, here = (None if (scaler := scaling_of(each)) is None else scaler.spec for each in (saved, net))
+        there, here = map(_scaling_in_words, (saved, net))
         if there != here:
             problem = f"the checkpoint's {name} is scaled with {there}, the network with {here}"
             raise ScalingStateError(f"{problem}; apply the same scaling before load_state")
@@ -89,6 +89,11 @@ def _load_hook(accelerator: Any, ema: Any, names: tuple[str, ...], models: list[
             ema.load_state_dict(average.state_dict())
             ema.to(accelerator.device)
     models.clear()  # accelerate must not load them again
+
+
+def _scaling_in_words(net: Any) -> str:
+    scaler = scaling_of(net)
+    return "nothing" if scaler is None else f"{scaler.spec.built} at placement {scaler.placement!r}"
 
 
 def _pairs(accelerator: Any, models: list[Any], names: tuple[str, ...]) -> list[tuple[Any, str]]:

@@ -62,7 +62,9 @@ class StabilityCallback(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self.watch is not None and loss is not None:
-            self.watch.note(loss=loss.detach())
+            # Lightning divides the loss where it calls the optimizer itself.
+            parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            self.watch.note(loss=loss.detach() * parts)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self._steps is not None:

@@ -154,8 +154,9 @@ class StabilityMonitor:
     def attach(self, optimizer: torch.optim.Optimizer, first: int = 1) -> "StabilityMonitor":
         """Record the steps of a loop that you do not edit: a step ends where `optimizer.step()` begins.
 
-        One pre-hook stays on the network until `remove()`. Calls in eval mode or without gradients are not recorded.
-        Gradients are those that the optimizer receives, after clipping.
+        Two pre-hooks stay on the network until `remove()`. Calls in eval mode or without gradients are not recorded;
+        of a compiled network, which runs no hooks, only gradients and the probe are. Gradients are those that the
+        optimizer receives, after clipping.
 
         Args:
             optimizer: The optimizer that trains the network.

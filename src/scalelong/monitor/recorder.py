@@ -142,6 +142,7 @@ class Hooks:
     """The hooks of one network: built once, attached for the passes of a snapshot and removed after them."""
 
     _exclusive: ClassVar[Hooks | None] = None  # runs a pass of its own, which other monitors must ignore
+    ignored = False  # whether the pass that runs is none of training: `AttachedSteps` decides
 
     def __init__(self, root: nn.Module, points: Points) -> None:
         self.root, self.n = root, points.n
@@ -213,7 +214,7 @@ class Hooks:
         """Return the recorder, or None while a network is traced, recomputed by checkpointing or run by others."""
         if torch.compiler.is_compiling() or _graph_task() != -1 or Hooks._exclusive not in (None, self):
             return None
-        return self.recorder
+        return None if self.ignored and Hooks._exclusive is None else self.recorder
 
 
 class _Hook:

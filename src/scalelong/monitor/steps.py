@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from scalelong._modules import is_compiled
+
 if TYPE_CHECKING:
     from scalelong.monitor.monitor import StabilityMonitor
 
@@ -47,28 +49,52 @@ class Steps:
 
 
 class AttachedSteps:
-    """A pre-hook of the network that begins a step, and one of the optimizer that ends it."""
+    """Pre-hooks of the network that begin a step, and one of the optimizer that ends it.
+
+    What a step registers at the network itself comes too late for the call that began it. The first of the two
+    pre-hooks runs what belongs before the network's own hooks, the last one what belongs after them.
+    """
 
     def __init__(self, watch: StabilityMonitor, optimizer: torch.optim.Optimizer, first: int) -> None:
         self.steps: Steps | None = Steps(watch)
         self.next = first
+        self.waiting: list[int] = []  # hooks that `last` runs
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper has no hooks of its own
         self.handles = [
             watch.root.register_forward_pre_hook(self, with_kwargs=True, prepend=True),
+            watch.root.register_forward_pre_hook(self.last, with_kwargs=True),
             optimizer.register_step_pre_hook(self.end),
         ]
 
     def __call__(self, net: Any, args: Any, kwargs: Any) -> None:
         steps = self.steps
-        if steps is None or not net.training or not torch.is_grad_enabled() or steps.begun:
+        if steps is None or torch.compiler.is_compiling():
             return
+        training = net.training and torch.is_grad_enabled()
+        steps.watch._hooks.ignored = not training
+        if not training or steps.begun:
+            return
+        known, before = set(net._forward_pre_hooks), list[int]()
         steps.begin(self.next)
-        recorder = steps.watch._hooks.recorder
-        if recorder is not None:  # the hook that records the call was registered too late for this call
-            recorder.record_call(args, kwargs)
+        for key in net._forward_pre_hooks:
+            if key == self.handles[0].id:
+                before, self.waiting = self.waiting, []
+            elif key not in known:
+                self.waiting.append(key)
+        net._forward_pre_hooks.move_to_end(self.handles[0].id, last=False)  # decides first, also for the next calls
+        _run(net, before, args, kwargs)
+
+    def last(self, net: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            waiting, self.waiting = self.waiting, []
+            _run(net, waiting, args, kwargs)
 
     def end(self, *_: Any) -> None:
-        if self.steps is not None and self.steps.begun:
-            self.steps.end()
+        steps = self.steps
+        if steps is not None and not steps.begun and is_compiled(steps.watch.net):
+            steps.begin(self.next)  # compiled code runs no hooks: gradients and the probe are left
+        if steps is not None and steps.begun:
+            steps.end()
             self.next += 1
 
     def detach(self) -> None:
@@ -80,8 +106,14 @@ class AttachedSteps:
     def __deepcopy__(self, memo: dict[int, Any]) -> AttachedSteps:
         """A copy of the network, such as an EMA, is not recorded."""
         copied = memo[id(self)] = object.__new__(AttachedSteps)
-        copied.steps, copied.handles, copied.next = None, [], 0
+        copied.__dict__.update(self.__getstate__())
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"steps": None, "handles": [], "next": 0}
+        return {"steps": None, "handles": [], "next": 0, "waiting": []}
+
+
+def _run(net: Any, keys: list[int], args: Any, kwargs: Any) -> None:
+    for key in keys:
+        hook, with_kwargs = net._forward_pre_hooks[key], key in net._forward_pre_hooks_with_kwargs
+        hook(net, args, kwargs) if with_kwargs else hook(net, args)

@@ -506,7 +506,7 @@ def description(kind: Any) -> str:
 _MINIMUM = {
     "seed": 0, "train.steps": 1, "train.batch_size": 1, "train.warmup": 0, "train.accumulate": 1, "train.log_every": 1,
     "checkpoint.every": 1, "checkpoint.keep": 1, "validate.every": 0, "validate.n": 1, "sample.every": 0, "sample.n": 0,
-    "data.image_size": 1, "evaluate.every": 0, "evaluate.n": 2, "monitor.every": 0, "monitor.samples": 1,
+    "data.image_size": 1, "evaluate.every": 0, "evaluate.n": 4, "monitor.every": 0, "monitor.samples": 1,
     "model.channels": 1, "model.layers": 1, "model.attention": 1, "model.base_head_width": 1, "mup.base_width": 1,
     "mup.base_depth": 1, "probe.every": 0, "probe.n": 2, "distillation.stride": 1, "distillation.width": 1,
 }  # fmt: skip

@@ -15,7 +15,7 @@ from scalelong._modules import device_of
 from scalelong.counter import Stream
 from scalelong.data.dataset import ImageData
 from scalelong.diffusion import get_objective, sample, to_uint8
-from scalelong.errors import DataError, InvalidValueError, invalid, unknown
+from scalelong.errors import InvalidValueError, MissingSplitError, SourceUnavailableError, invalid, unknown
 from scalelong.models.registry import get_model
 from scalelong.runs.config import Config, Facts
 
@@ -217,7 +217,7 @@ def _caption_data(config: Config) -> ImageData:
     data = config.data
     try:
         images = load(data.name, data.validation, **data.options())
-    except DataError:  # no validation split
+    except (MissingSplitError, SourceUnavailableError):
         images = load(data.name, data.split, **data.options())
     if images.captions is None:
         raise InvalidValueError(f"{data.name} has no captions to use as prompts; give --prompt")

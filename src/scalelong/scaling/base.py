@@ -175,6 +175,11 @@ class Scaling:
         """Whether its initial weights or coefficients are measured on an example input."""
         return self.unresolved
 
+    @property
+    def built(self) -> Scaling:
+        """The spec of the same module once it is built: initial weights that were measured are among its weights."""
+        return self
+
     @classmethod
     def short_options(cls, name: str, text: str) -> dict[str, Any] | None:
         """Return the options that VALUE sets in `NAME:VALUE`.

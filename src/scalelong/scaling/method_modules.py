@@ -141,8 +141,10 @@ class AdapterSkips(SkipScaling):
 
     def forward(self, skip: Tensor, i: int) -> Tensor:
         dim = self.dims[i - 1]
-        hidden = nn.functional.gelu(self.down[i - 1](skip.movedim(dim, -1)))
-        return skip + self.up[i - 1](hidden).movedim(-1, dim)
+        down, up = self.down[i - 1], self.up[i - 1]
+        dtype = next(down.parameters()).dtype  # may not be the skip's
+        hidden = nn.functional.gelu(down(skip.movedim(dim, -1).to(dtype)))
+        return skip + up(hidden).movedim(-1, dim).to(skip.dtype)
 
 
 class TimedSkips(FixedSkips):

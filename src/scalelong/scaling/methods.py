@@ -6,7 +6,7 @@ s is the skip, x the backbone at the join. No torch import.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scalelong.errors import InvalidValueError, UnsupportedNetworkError, invalid, unknown
@@ -87,6 +87,10 @@ class NormScaling(Scaling):
     @property
     def needs_example(self) -> bool:
         return self.init == "identity"
+
+    @property
+    def built(self) -> NormScaling:
+        return replace(self, init="unit")
 
     @classmethod
     def short_options(cls, name: str, text: str) -> dict[str, Any] | None:
@@ -497,6 +501,10 @@ class ComposedScaling(Scaling):
     @property
     def needs_example(self) -> bool:
         return any(part.needs_example for part in self.scalings)
+
+    @property
+    def built(self) -> ComposedScaling:
+        return ComposedScaling(tuple(part.built for part in self.scalings))
 
     @property
     def label(self) -> str:

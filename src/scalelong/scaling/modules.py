@@ -151,7 +151,8 @@ class CalibratedSkips(SkipScaling):
 
     def forward(self, skip: Tensor, i: int) -> Tensor:
         pooled, gated = self._pooled(skip, i)
-        kappa = torch.sigmoid(self.networks(pooled, i))  # (B, width)
+        dtype = next(self.networks.parameters()).dtype  # of the network's first parameters, which may not be the skip's
+        kappa = torch.sigmoid(self.networks(pooled.to(dtype), i))  # (B, width)
         if self.amplitude != 1.0:
             kappa = self.amplitude * kappa
         shape = [skip.shape[0], *([1] * (skip.ndim - 1))]

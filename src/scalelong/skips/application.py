@@ -120,8 +120,8 @@ def apply_quietly(
                 else:
                     logging.getLogger("scalelong").info("%s", notice)
         like = next((p for p in root.parameters() if p.is_floating_point()), None)
-        if like is not None:
-            scaler.to(device=like.device, dtype=like.dtype)
+        if like is not None:  # a dtype of storage only, such as float8, is none to compute in
+            scaler.to(device=like.device, dtype=like.dtype if like.dtype.itemsize > 1 else None)
         scaler.train(root.training)
         if spec.needs_example and example is not None:
             from scalelong.skips.measured import register_measured

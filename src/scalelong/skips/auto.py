@@ -81,7 +81,7 @@ def auto_kappa(
     """
     n = len(sites)
     low, high, recommended, reason = choose_kappa(mean_ratio, n)
-    with leave_no_trace(root):
+    with leave_no_trace(root, batch_statistics=True):
         found = _join_ratios(root, list(sites), call)
         rows = measure_rows([Row(i, s.path) for i, s in enumerate(sites, 1)], root, list(sites), placement, call)
     gains = tuple(row.gain or 0.0 for row in rows)

@@ -136,7 +136,8 @@ def describe(net: nn.Module, *example: Any, **kwargs: Any) -> Description:
         for i, (site, kappa) in enumerate(zip(sites, kappas, strict=True), start=1)
     ]
     if example or kwargs:
-        with evaluating(outer):
+        x = first_tensor([*example, *kwargs.values()])
+        with evaluating(outer, batch_statistics=x is not None and len(x) > 1):  # κ_i acts on what training computes
             rows = measure_rows(rows, root, sites, placement, lambda: outer(*example, **kwargs))
     hint = ""
     if scaler is None and (recorded := recorded_scaling(root)) is not None:

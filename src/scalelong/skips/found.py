@@ -109,7 +109,7 @@ def sites_from(net: nn.Module, sites: Iterable[Site | str] | None, example: Any)
 
 
 def _known_or_found(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Site]:
-    """Return the sites of a known structure if the pass confirms their number, else those that it shows."""
+    """Return the sites of a known structure if the pass confirms them, else those that it shows."""
     try:
         known = find_sites(net)
     except UnsupportedNetworkError:
@@ -118,15 +118,22 @@ def _known_or_found(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         found = _found(net, Provenance(Trace.of(net, args, kwargs)))
     except UnsupportedNetworkError:
         return known
-    if len(found) != len(known):
+    if len(found) != len(known) or not all(map(_agree, known, found)):
         return known if is_registered(net) else found
-    return [
-        dataclasses.replace(site, **{name: getattr(seen, name) for name in _ABOUT if getattr(site, name) is None})
-        for site, seen in zip(known, found, strict=True)
-    ]
+    return list(map(_completed, known, found))
 
 
-_ABOUT = ("backbone", "extras", "op")  # what a pass shows of a join and a structure may not
+def _agree(known: Site, seen: Site) -> bool:
+    """Whether a structure's guess has the width that a pass shows, and the end of the concatenation."""
+    first = seen.leading or (seen.join is not None and seen.op == "cat" and seen.join.operand == 0)
+    end = not first if known.trailing else not seen.trailing if known.leading else True
+    return end and known.channels in (None, seen.channels)
+
+
+def _completed(site: Site, seen: Site) -> Site:
+    """Add what a pass shows of a join, and a structure or a user may not have said."""
+    about = ("backbone", "extras", "op")
+    return dataclasses.replace(site, **{name: getattr(seen, name) for name in about if getattr(site, name) is None})
 
 
 def as_call(net: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -370,13 +377,15 @@ def _checked(net: nn.Module, sites: list[Site], graph: Provenance) -> list[Site]
         if site.channels not in (None, width[dim] if -len(width) <= dim < len(width) else None):
             expected = f"channels={full.channels}, dim={full.dim} for a skip of shape {width}"
             raise invalid(f"site {i} at {site.path}", expected, f"channels={site.channels}, dim={site.dim}")
+        if site.item is not None and candidate.node.call.mutates:
+            site = full  # the module takes skips off the list, so the operation has to show them
         norm, shortcut = (site.norm, site.shortcut) if site.norm else (full.norm, full.shortcut)
         last = candidate.operand == len(candidate.node.operands) - 1
         if not site.norm and not last and not site.leading:
             norm = shortcut = None
         source = site.source or full.source
         site = dataclasses.replace(site, channels=full.channels, dim=dim, source=source)
-        checked.append(dataclasses.replace(site, norm=norm, shortcut=shortcut))
+        checked.append(_completed(dataclasses.replace(site, norm=norm, shortcut=shortcut), full))
         forks.append(candidate.fork)
     if forks != sorted(forks):
         order = sorted(range(len(forks)), key=forks.__getitem__)

@@ -181,6 +181,7 @@ class _JoinMode(TorchFunctionMode):
         self.skips = skips  # the tensors that were passed, None if only the operation shows the skip
         self.counts = [0] * len(parts)
         self.top = None if torch.compiler.is_compiling() else _checkpoint()
+        self.gradients = torch.is_grad_enabled()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -201,7 +202,7 @@ class _JoinMode(TorchFunctionMode):
                 continue
             self.counts[k] += 1
             if self.counts[k] == (1 if site.join is None else site.join.nth + 1):
-                if not torch.compiler.is_compiling() and _checkpoint() not in (None, self.top):
+                if not torch.compiler.is_compiling() and self._in_checkpoint():
                     raise UnsupportedNetworkError(
                         f"long skip {index} joins inside a checkpointed function of {self.owner.path}, which would be "
                         "recomputed without κ; checkpoint a module instead of a function, or call scale_skip in it"
@@ -214,6 +215,10 @@ class _JoinMode(TorchFunctionMode):
                     mode.depth -= 1
                 changed = changed or any(new is not old for new, old in zip(operands, before, strict=True))
         return rejoined(func, args, kwargs, operands) if changed else (args, kwargs)
+
+    def _in_checkpoint(self) -> bool:
+        """Whether a function will be recomputed: torch's checkpoint, or one that runs it without gradients first."""
+        return _checkpoint() not in (None, self.top) or (self.gradients and not torch.is_grad_enabled())
 
     def _position(self, k: int, site: Site, operands: list[Any], op: str, shapes: Any) -> int | None:
         """Return which operand is the skip of part k, None if the operation does not join it."""

@@ -41,7 +41,7 @@ def record_scaling(root: nn.Module, scaler: SkipScaling | None) -> None:
     if config is None or register is None:
         return
     if "scaling" in config:  # an argument of our U-ViT
-        register(scaling=(NoScaling() if scaler is None else scaler.spec).to_dict())
+        register(scaling=(NoScaling() if scaler is None else scaler.spec.built).to_dict())
     elif scaler is not None:
         register(**{KEY: {"scaling": scaler.spec.to_dict(), "placement": scaler.placement}})
         root.__dict__["save_pretrained"] = SaveWarning(root)

@@ -99,7 +99,8 @@ def find_levels(net: nn.Module) -> list[Site] | None:
     sources = ["conv_in"]
     for k, level in enumerate(downs):
         for b in range(len(level.block)):
-            sources.append(f"down.{k}.attn.{b}" if b < len(level.attn) else f"down.{k}.block.{b}")
+            attention = b < len(getattr(level, "attn", ()))
+            sources.append(f"down.{k}.attn.{b}" if attention else f"down.{k}.block.{b}")
         sources += [f"down.{k}.downsample"] if hasattr(level, "downsample") else []
     return _concatenated(getattr(middle, "block_2", middle), joins, sources)
 
@@ -156,6 +157,8 @@ def find_stages(net: nn.Module) -> list[Site] | None:
         return None
     kinds = {type(m) for _, m in _units(downs[0], "") if not isinstance(m, nn.Sequential) and _channels(m)[0]}
     kind = next((type(m) for _, m in _units(ups[0], "") if type(m) in kinds), None)  # the block that both sides use
+    if kind is None:
+        return None
     consumed = list[Site]()
     for s, stage in enumerate(ups):
         mirror = len(downs) - 1 - s
@@ -175,7 +178,10 @@ def find_stages(net: nn.Module) -> list[Site] | None:
         parallel = len({m.in_channels for m in layers}) == 1  # kernels of several sizes, concatenated
         skip = sum(m.out_channels for m in layers) if parallel else _channels(first)[1]
         source = "init_temporal_attn" if _modules(getattr(net, "init_temporal_attn", None)) else "init_conv"
-        consumed.append(_joined(final, getattr(net, final), skip or 0, source))
+        reads = _channels(getattr(net, final))[0]
+        backbone = next((w for _, m in reversed(_units(ups[-1], "")) if (w := _channels(m)[1]) is not None), None)
+        if reads is None or backbone is None or skip is None or reads == backbone + skip:
+            consumed.append(_joined(final, getattr(net, final), skip or 0, source))
     return consumed[::-1]
 
 
@@ -205,7 +211,10 @@ def find_nested_stages(net: nn.Module) -> list[Site] | None:
             if width is None or after is None:
                 return None
             if width > after:
-                consumed.append(_joined(path, block, width - after, sources.pop(0) if sources else None))
+                source = sources.pop(0) if sources else None
+                if source is not None and _channels(net.get_submodule(source))[1] != width - after:
+                    return None  # the block also narrows the backbone
+                consumed.append(_joined(path, block, width - after, source))
     return consumed[::-1]
 
 

@@ -149,6 +149,20 @@ class Examples:
         return torch.cat(parts)
 
 
+def check_classes(training: Examples, held_out: Examples | None) -> None:
+    """Raise if the classes of held-out images are not those that the network is trained with."""
+    if held_out is None or not training.config.data.classes:
+        return
+    names, others = training.images.class_names, held_out.images.class_names
+    if names != others:
+        data = training.config.data
+        raise DataError(
+            f"{data.name}: split {data.validation!r} has the classes {', '.join(others or ())}, but {data.split!r} has "
+            f"{', '.join(names or ())}; give both the same classes, or set data.classes=false (versions before 0.3 "
+            "numbered the classes of each split alone: delete what they prepared in $SCALELONG_CACHE)"
+        )
+
+
 @lru_cache(maxsize=2)
 def _shuffled(seed: int, epoch: int, n: int) -> Tensor:
     return counter.permutation(seed, Stream.ORDER, epoch, n)

@@ -24,7 +24,7 @@ from scalelong.skips import scaling_of
 from scalelong.training import checkpoint
 from scalelong.training.checkpoint import Background
 from scalelong.training.display import Display
-from scalelong.training.examples import Examples
+from scalelong.training.examples import Examples, check_classes
 from scalelong.training.failures import explained
 from scalelong.training.observers import Observers, held_out_examples
 from scalelong.training.own import LossFn, MetricsFn, OptimizerFn, Own, changes
@@ -84,6 +84,7 @@ def train(
     with explained(config, run):
         # Data is ready before the processes join: one prepares it, the others wait for files, not in a collective.
         examples, held_out = Examples(config, config.data.split), held_out_examples(config)
+        check_classes(examples, held_out)
         if config.scaling.unresolved:
             from scalelong.training.auto import resolve_kappa
 

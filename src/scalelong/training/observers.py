@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from scalelong.data.records import canonical_split
 from scalelong.diffusion import RangeCheck
-from scalelong.errors import ScaleLongError
+from scalelong.errors import MissingSplitError, ScaleLongError, SourceUnavailableError
 from scalelong.evaluation.extractors import build_extractor
 from scalelong.monitor.monitor import StabilityMonitor
 from scalelong.monitor.probe import probe_size
@@ -157,13 +158,14 @@ class Observers:
 
 
 def held_out_examples(config: Config) -> Examples | None:
-    """Return the validation split, or None if the data has none."""
+    """Return the validation split, or None if the data has none and none was asked for by name."""
     try:
         return Examples(config, config.data.validation)
-    except ScaleLongError as error:
-        if config.validate.every:
-            spelled = str(error).replace("set holdout (--holdout 0.05)", "pass --holdout 0.05 (data.holdout)")
-            print(f"no validation: {spelled}", file=sys.stderr)
+    except (MissingSplitError, SourceUnavailableError) as error:
+        if canonical_split(config.data.validation) != "validation":
+            raise
+        spelled = str(error).replace("set holdout (--holdout 0.05)", "pass --holdout 0.05 (data.holdout)")
+        print(f"no validation: {spelled}", file=sys.stderr)
         return None
 
 

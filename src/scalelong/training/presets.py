@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from scalelong.errors import unknown
+from scalelong.errors import InvalidValueError, unknown
 from scalelong.models.registry import Shapes, get_model
 from scalelong.runs.config import Config, convert, flatten, override, parse_settings
 from scalelong.scaling import parse_scaling
@@ -55,14 +55,20 @@ def choose(
     options = {"data.name": data, "train.steps": steps, "train.batch_size": batch_size, "seed": seed, "kappa": kappa}
     options["diffusion.objective"] = objective
     pairs = parse_settings(settings or [])
+    word = pairs.pop("scaling", scaling)
     own = {key: value for key, value in pairs.items() if key.startswith("scaling.")}  # fields of the scaling
     config = preset(start) if isinstance(start, str) else start
     config = override(config, {key: value for key, value in options.items() if value is not None})
     config = override(config, {key: value for key, value in pairs.items() if key not in own})
-    word = "cs" if scaling is None and kappa is not None else scaling
-    if kappa is None and word is not None and word.strip().lower() in ("cs", "cs-reverse"):
+    if word is None and kappa is not None and config.scaling.is_identity:
+        word = "cs"
+    if (kappa is None or "kappa" in pairs) and word is not None and word.strip().lower() in ("cs", "cs-reverse"):
         kappa = config.kappa
     spec = config.scaling if word is None else parse_scaling(word, kappa=kappa)
+    if word is None and (kappa is not None or ("kappa" in pairs and spec.kappa_option == "kappa")):
+        if spec.kappa_option is None:
+            raise InvalidValueError(f"--kappa {kappa:g} needs a scaling with κ (cs, cs-reverse, uniform), got {spec}")
+        spec = replace(spec, **{spec.kappa_option: config.kappa})
     own_kappa = getattr(spec, spec.kappa_option) if spec.kappa_option else None
     if (
         word is not None and ":" in word and isinstance(own_kappa, float)
