@@ -220,3 +220,12 @@ def test_classes_of_shards_have_one_number_in_all_splits(tmp_path: Path, names):
 def test_metadata_of_shards_that_makes_no_sense_is_an_error(tmp_path: Path, facts, message: str):
     with pytest.raises(DataError, match=message):
         load(shard(tmp_path / "a.tar", a={"json": facts}))
+
+
+def test_a_folder_of_shards_may_have_captions_alone(tmp_path: Path):
+    (tmp_path / "set").mkdir()
+    for number in range(2):
+        shard(tmp_path / "set" / f"0000{number}.tar", a={"txt": b"a cat"}, bb={"txt": b"a dog"})
+    data = load(tmp_path / "set")
+    assert len(data) == 4
+    assert data.captions[3] == "a dog"

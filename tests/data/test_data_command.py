@@ -157,3 +157,25 @@ def test_help_has_examples(run):
         code, out, _ = run(command, "--help")
         assert code == 0
         assert "Example" in out
+
+
+def test_a_folder_of_the_same_name_elsewhere_is_another_dataset(run, tmp_path: Path, monkeypatch):
+    for number, home in enumerate(("a", "b"), start=2):
+        (tmp_path / home / "photos").mkdir(parents=True)
+        for k in range(number):
+            picture(k).save(tmp_path / home / "photos" / f"{k}.png")
+    for home, count in (("a", "2 images"), ("b", "3 images")):
+        monkeypatch.chdir(tmp_path / home)
+        run("prepare", "photos", "--image-size", "8")
+        _, out, _ = run("info", "photos")
+        assert count in out
+        assert out.count(" images") == 1
+
+
+def test_encode_reads_data_as_it_was_prepared(run, tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    picture(0, mode="RGBA").save(tmp_path / "photos" / "a.png")
+    (tmp_path / "photos" / "a.txt").write_text("a cat")
+    assert run("prepare", str(tmp_path / "photos"), "--background", "white")[0] == 0
+    code, out, err = run("encode", str(tmp_path / "photos"), "--text", "words")
+    assert (code, "tokens" in out) == (0, True), err

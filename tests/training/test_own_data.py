@@ -9,6 +9,7 @@ from PIL import Image
 
 from scalelong import load_run
 from scalelong.data import load
+from scalelong.data.prepare import absolute_name
 from scalelong.data.survey import Survey, survey
 from scalelong.errors import DataError, InvalidValueError, RunError
 from scalelong.runs.config import DataConfig, override
@@ -265,3 +266,24 @@ def test_kappa_never_replaces_another_scaling(start):
         choose(choose("digits", scaling=start), kappa=0.5, settings=["scaling=ls"])
     with pytest.raises(InvalidValueError, match="kappa"):
         choose(choose("digits", scaling="ls"), kappa=0.5)
+
+
+def test_paths_of_settings_and_saved_datasets_are_stored_absolute(tmp_path, monkeypatch):
+    write(tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    assert choose("digits", settings=["data.name=photos"]).data.name == str(tmp_path / "photos")
+    assert choose("digits", settings=["data.name=cifar10"]).data.name == "cifar10"
+    assert absolute_name("hf:photos") == f"hf:{tmp_path / 'photos'}"
+    assert absolute_name("hf:owner/name") == "hf:owner/name"
+
+
+def test_a_file_of_settings_is_read_like_the_options_it_stands_for(tmp_path):
+    for text, message in [
+        ("preset: digits\nmodel:\n  depth: 4\n", "model.depth has no effect"),
+        ("preset: digits\ndiffusion:\n  snr_gamma: 3\n", "diffusion.snr_gamma has no effect"),
+    ]:
+        (tmp_path / "a.yaml").write_text(text)
+        with pytest.raises(InvalidValueError, match=message):
+            start_from(file=tmp_path / "a.yaml")
+    (tmp_path / "flow.yaml").write_text("preset: cifar10-uvit-s\ndiffusion:\n  objective: flow\n")
+    assert start_from(file=tmp_path / "flow.yaml").config == choose("cifar10-uvit-s", objective="flow")

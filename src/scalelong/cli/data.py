@@ -244,8 +244,9 @@ def encode(
 
     Example: scalelong data encode coco --vae stabilityai/sd-vae-ft-mse --text openai/clip-vit-large-patch14
     """
-    from scalelong.data import CATALOG, encode_latents, encode_text, load, load_text_encoder, load_vae
+    from scalelong.data import CATALOG, encode_latents, encode_text, load_text_encoder, load_vae
     from scalelong.data.encoders import encoding_device
+    from scalelong.data.prepare import load_prepared
     from scalelong.errors import DataError, InvalidValueError
     from scalelong.runs.generate import best_device
 
@@ -256,7 +257,7 @@ def encode(
     model, encoder = load_vae(vae) if vae else None, load_text_encoder(text, text_tokens) if text else None
     named, results = CATALOG.get(name), list[dict[str, Any]]()
     for part in split or (list(named.counts) if named else ["train"]):
-        data = load(name, part, image_size=image_size, skip_bad=skip_bad)
+        data = load_prepared(name, part, image_size=image_size, skip_bad=skip_bad or None)
         if encoder is not None and data.captions is None:
             raise DataError(f"--text needs captions, but {name} ({part}) has none; leave out --text")
         made: dict[str, Any] = {}

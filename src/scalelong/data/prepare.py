@@ -32,7 +32,7 @@ from scalelong.files import cache_dir
 from scalelong.progress import track
 
 VERSION = 1  # of the preparation; increase it when a source or its pinned version changes the arrays
-READER = 2  # of folders and archives, likewise
+READER = 3  # of folders and archives, likewise
 CHOSEN = "chosen"  # a file beside the manifest of data that `scalelong data prepare` wrote
 ARRAYS = (".npy", ".npz")
 Manifest = dict[str, Any]
@@ -57,7 +57,7 @@ class Origin:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", split):
             raise invalid("split", "a name such as train, validation or test", split)
         if self.hub is not None:
-            facts["hub"] = self.hub
+            facts["hub"], facts["reader"] = self.hub, READER
         if self.path is not None:
             size_and_time = [self.path.stat().st_size, self.path.stat().st_mtime_ns]
             facts["path"], facts["reader"] = str(self.path.resolve()), READER
@@ -67,9 +67,9 @@ class Origin:
 
     def made(self, manifest: Manifest) -> bool:
         """Whether prepared data comes from here, whatever the path was called and whatever it held then."""
-        path = Path(manifest["source"]).expanduser()
-        same = self.path is not None and path.is_absolute() and path.resolve() == self.path.resolve()
-        return same or manifest["name"] == self.name
+        if self.path is None:
+            return bool(manifest["name"] == self.name)
+        return Path(manifest["source"]).resolve() == self.path.resolve()
 
     @property
     def slug(self) -> str:
@@ -80,16 +80,25 @@ class Origin:
     def open(self, split: str, options: Options, skip_bad: bool, stack: ExitStack) -> Reading:
         """Open a split of data that has no name in the catalog. Temporary files last until `stack` closes."""
         title = printable(str(self.path or self.name))
-        if self.path is None or (self.path.is_dir() and is_saved_dataset(self.path)):
-            return read_hub(self.hub or str(self.path), split, options, title)
-        if self.path.suffix.lower() in ARRAYS:
+        if self.path is None:
+            return read_hub(self.hub or self.name, split, options, title)
+        if self.path.is_dir() and is_saved_dataset(self.path):
+            reading = read_hub(str(self.path), split, options, title)
+        elif self.path.suffix.lower() in ARRAYS:
             reading = read_numpy(self.path, split, options, stack)
         elif tar_shards(self.path):
             reading = read_tars(self.path, split, options)
         else:
             folder = self.path if self.path.is_dir() else unpacked(self.path, stack)
             reading = read_folder(folder, split, options, skip_bad, title)
-        return replace(reading, source=title)
+        return replace(reading, source=printable(str(self.path.absolute())))
+
+
+def absolute_name(name: str) -> str:
+    """Return an existing path as an absolute one, so that the commands of a run find it from any folder."""
+    start = "hf:" if name.startswith("hf:") else ""
+    path = Path(name.removeprefix(start)).expanduser()
+    return name if name in CATALOG or not path.exists() else f"{start}{path.absolute()}"
 
 
 def resolve(name: str | Path) -> Origin:

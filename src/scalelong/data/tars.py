@@ -31,7 +31,7 @@ def tar_shards(path: Path) -> dict[str, list[Path]]:
     files = [file for file in files if file.suffix.lower() != ".json"]  # an index such as sizes.json
     if not files or not all(file.name.lower().endswith((".tar", ".tar.gz", ".tgz")) for file in files):
         return {}
-    if not _is_grouped(files[0]):
+    if not _is_grouped(files[0], with_captions=path.is_dir()):
         return {}
     splits: dict[str, list[Path]] = {}
     for file in files:
@@ -58,8 +58,11 @@ def read_tars(path: Path, split: str, options: Options) -> Reading:
     return Reading(examples(), None, names, captioned)
 
 
-def _is_grouped(file: Path) -> bool:
-    """Whether every image among the first members shares its name with a label, a caption or metadata."""
+def _is_grouped(file: Path, with_captions: bool) -> bool:
+    """Whether every image among the first members shares its name with a label or metadata, or with a caption.
+
+    Captions alone do not tell for a single archive, which may be a folder of images with `.txt` files.
+    """
     suffixes: dict[str, set[str]] = {}
     try:
         with tarfile.open(file, "r|*") as tar:
@@ -72,7 +75,7 @@ def _is_grouped(file: Path) -> bool:
     except (tarfile.TarError, OSError, EOFError):
         return False
     grouped = [found for found in suffixes.values() if found & SUFFIXES]
-    beside = {*LABELS, ".json"}  # captions alone could be a folder of images with .txt files, which is read as one
+    beside = {*LABELS, ".json", *(TEXTS if with_captions else ())}
     labelled = sum(bool(found & beside) for found in grouped)
     return labelled > 0 and labelled >= len(grouped) - 1
 

@@ -10,6 +10,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Union
@@ -380,11 +381,7 @@ def override(config: Config, settings: dict[str, Any]) -> Config:
         0.001
     """
     values, known = config.to_dict(), known_keys()
-    if "diffusion.objective" in settings:
-        kept = [key.removeprefix("diffusion.") for key in settings]
-        values["diffusion"] = rebundled(values["diffusion"], settings["diffusion.objective"], kept)
-        if values["diffusion"]["process"] == AUTO and values["sample"]["sampler"] in VP_ONLY:
-            values["sample"] |= {"sampler": "dpm-solver++", "steps": None}
+    change_objective(values, settings)
     for key, value in settings.items():
         if key.startswith("model.options."):
             options = convert(values["model"]["options"], dict[str, Any], "model.options")
@@ -395,8 +392,24 @@ def override(config: Config, settings: dict[str, Any]) -> Config:
         else:
             raise _unknown_setting(key)
     changed = Config.from_dict(values)
+    check_read(changed, settings)
+    return changed
+
+
+def change_objective(values: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Take over what a new objective brings along, before the other settings: its process, times and a sampler."""
+    if "diffusion.objective" not in settings:
+        return
+    kept = [key.removeprefix("diffusion.") for key in settings]
+    values["diffusion"] = rebundled(values["diffusion"], settings["diffusion.objective"], kept)
+    if values["diffusion"]["process"] == AUTO and values["sample"]["sampler"] in VP_ONLY:
+        values["sample"] |= {"sampler": "dpm-solver++", "steps": None}
+
+
+def check_read(changed: Config, keys: Iterable[str]) -> None:
+    """Raise for a setting that the network or the objective does not read."""
     used = get_model(changed.model.kind).settings
-    for key in settings:
+    for key in keys:
         if used and key.startswith("model.") and key.split(".")[1] not in (*used, "kind", "options"):
             raise InvalidValueError(
                 f"{key} has no effect on model.kind={changed.model.kind!r}, which reads {', '.join(used)}; leave it out"
@@ -405,7 +418,6 @@ def override(config: Config, settings: dict[str, Any]) -> Config:
         if readers and not any(getattr(changed.diffusion, part) in names for part, names in readers.items()):
             needed = " or ".join(f"diffusion.{part}={name}" for part, names in readers.items() for name in names)
             raise InvalidValueError(f"{key} has no effect here: only {needed} reads it; leave it out")
-    return changed
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:

@@ -158,8 +158,7 @@ def check_classes(training: Examples, held_out: Examples | None) -> None:
         data = training.config.data
         raise DataError(
             f"{data.name}: split {data.validation!r} has the classes {', '.join(others or ())}, but {data.split!r} has "
-            f"{', '.join(names or ())}; give both the same classes, or set data.classes=false (versions before 0.3 "
-            "numbered the classes of each split alone: delete what they prepared in $SCALELONG_CACHE)"
+            f"{', '.join(names or ())}; give both the same classes, or set data.classes=false"
         )
 
 

@@ -55,6 +55,10 @@ def choose(
     options = {"data.name": data, "train.steps": steps, "train.batch_size": batch_size, "seed": seed, "kappa": kappa}
     options["diffusion.objective"] = objective
     pairs = parse_settings(settings or [])
+    if "data.name" in pairs:
+        from scalelong.data.prepare import absolute_name
+
+        pairs["data.name"] = absolute_name(pairs["data.name"])
     word = pairs.pop("scaling", scaling)
     own = {key: value for key, value in pairs.items() if key.startswith("scaling.")}  # fields of the scaling
     config = preset(start) if isinstance(start, str) else start

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelong.errors import InvalidValueError
-from scalelong.runs.config import Config, flatten, known_keys, override, parse_settings, rebundled
+from scalelong.runs.config import Config, change_objective, check_read, flatten, known_keys, override, parse_settings
 from scalelong.runs.settings import dotted, read_config, unknown_setting
 from scalelong.scaling import parse_scaling
 from scalelong.training.presets import AUTO, preset
@@ -59,10 +59,11 @@ def start_from(
         return Start(_changed(base, values))
 
     from scalelong.data import CATALOG
+    from scalelong.data.prepare import absolute_name
     from scalelong.training import own_data
 
     if about.name not in CATALOG:
-        values["data.name"] = _absolute(about.name)
+        values["data.name"] = absolute_name(about.name)
         about = replace(about, name=values["data.name"])
     elif name is not None:
         return Start(_changed(base, values))
@@ -76,11 +77,10 @@ def start_from(
 
 
 def _changed(config: Config, settings: Mapping[str, Any]) -> Config:
-    """Replace dotted keys, also those that the network does not read: a file lists all of them."""
+    """Replace dotted keys. A file lists all of them, so those that the network does not read may keep their values."""
     values = config.to_dict()
-    if "diffusion.objective" in settings:
-        kept = [key.removeprefix("diffusion.") for key in settings]
-        values["diffusion"] = rebundled(values["diffusion"], settings["diffusion.objective"], kept)
+    change_objective(values, settings)
+    before = flatten(values)
     for key, value in settings.items():
         section, _, name = key.partition(".")
         if name.startswith("options."):
@@ -91,13 +91,10 @@ def _changed(config: Config, settings: Mapping[str, Any]) -> Config:
             values[key] = value
     if isinstance(word := values["scaling"], str) and word.strip().lower() in ("cs", "cs-reverse"):
         values["scaling"] = parse_scaling(word, kappa=values["kappa"])
-    return Config.from_dict(values)
-
-
-def _absolute(name: str) -> str:
-    """Return an existing path as an absolute one, so that the run's commands find it from any folder."""
-    path = Path(name).expanduser()
-    return name if name.startswith("hf:") or not path.exists() else os.path.abspath(path)
+    changed = Config.from_dict(values)
+    after = flatten(changed.to_dict())
+    check_read(changed, [key for key in settings if key in before and after.get(key) != before[key]])
+    return changed
 
 
 def _same_path(one: str, other: str) -> bool:
