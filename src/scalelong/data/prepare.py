@@ -98,7 +98,7 @@ def absolute_name(name: str) -> str:
     """Return an existing path as an absolute one, so that the commands of a run find it from any folder."""
     start = "hf:" if name.startswith("hf:") else ""
     path = Path(name.removeprefix(start)).expanduser()
-    return name if name in CATALOG or not path.exists() else f"{start}{path.absolute()}"
+    return name if name in CATALOG or not path.exists() else f"{start}{os.path.abspath(path)}"
 
 
 def resolve(name: str | Path) -> Origin:
