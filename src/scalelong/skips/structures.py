@@ -180,7 +180,7 @@ def find_stages(net: nn.Module) -> list[Site] | None:
         source = "init_temporal_attn" if _modules(getattr(net, "init_temporal_attn", None)) else "init_conv"
         reads = _channels(getattr(net, final))[0]
         backbone = next((w for _, m in reversed(_units(ups[-1], "")) if (w := _channels(m)[1]) is not None), None)
-        if reads is None or backbone is None or skip is None or reads == backbone + skip:
+        if reads is None or reads != backbone:  # else it has no room for a skip
             consumed.append(_joined(final, getattr(net, final), skip or 0, source))
     return consumed[::-1]
 
