@@ -97,16 +97,13 @@ class Observed:
         return self._evaluate(self.spec.final, self.run.net.to(device), self.run.step)
 
     def _evaluate(self, n: int, net: nn.Module, step: int) -> dict[str, float]:
-        from scalelong.runs.generate import Request, evaluation_draws
+        from scalelong.runs.generate import evaluation_request
 
         assert self.spec is not None
         if hasattr(self.extractor, "to"):
             self.extractor.to(device_of(net))
-        config = self.run.config
-        request = Request(
-            n=n, sampler=self.spec.sampler, steps=self.spec.evaluations, guidance=config.sample.guidance,
-            batch_size=100, **evaluation_draws(config),
-        )  # fmt: skip
+        spec = self.spec
+        request = evaluation_request(self.run.config, n, sampler=spec.sampler, steps=spec.evaluations, batch_size=100)
         result = self.run.evaluate(request, self.reference, self.extractor, net=net, step=step)
         return {name: float(metric.value) for name, metric in result.values.items() if metric.value is not None}
 

@@ -21,7 +21,7 @@ from scalelong.errors import ScaleLongError, invalid
 from scalelong.files import write_text
 from scalelong.progress import track
 from scalelong.robustness import LocalLipschitz, Sensitivity, local_lipschitz, measure_sensitivity
-from scalelong.runs.generate import Request, best_device, evaluation_draws
+from scalelong.runs.generate import best_device, evaluation_request
 from scalelong.training.examples import Batch, Examples
 
 if TYPE_CHECKING:
@@ -165,11 +165,8 @@ def _lipschitz(run: Run, batch: Batch, edges: Sequence[float], seed: int) -> lis
 def _distances(
     run: Run, variances: Sequence[float], samples: int, extractor: FeatureExtractor, seed: int
 ) -> tuple[list[Distance], str]:
-    sampling, distances, metric = run.config.sample, [], ""
-    request = Request(
-        n=samples, sampler=sampling.sampler, steps=sampling.steps, guidance=sampling.guidance, seed=seed,
-        batch_size=min(samples, 256), **evaluation_draws(run.config),
-    )  # fmt: skip
+    distances, metric = [], ""
+    request = evaluation_request(run.config, samples, seed=seed)
     for variance in track(variances, "samples with extra noise"):
         evaluation = run.evaluate(request, extractor=extractor, net=Perturbed(run.net, variance, seed))
         frechet, metric = next(iter(evaluation.values.values())), evaluation.card.metric

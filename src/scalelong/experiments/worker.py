@@ -81,14 +81,11 @@ def has_distance(run: Run, spec: DistanceSpec, step: int) -> bool:
 def measure_distance(run: Run, spec: DistanceSpec) -> None:
     """Compare samples of the run's EMA network with its training data and write RUN/distance.json."""
     from scalelong.evaluation import build_extractor
-    from scalelong.runs.generate import Request, best_device, evaluation_draws
+    from scalelong.runs.generate import best_device, evaluation_request
     from scalelong.training.parallel import join_processes
 
-    device, sampling = best_device(join_processes()[0]), run.config.sample
-    request = Request(
-        n=spec.n, sampler=sampling.sampler, steps=spec.evaluations or sampling.steps, guidance=sampling.guidance,
-        batch_size=min(spec.n, 256), **evaluation_draws(run.config),
-    )  # fmt: skip
+    device = best_device(join_processes()[0])
+    request = evaluation_request(run.config, spec.n, steps=spec.evaluations or run.config.sample.steps)
     extractor: Any = build_extractor(spec.extractor or run.config.evaluate.extractor)
     run.evaluate(request, extractor=extractor.to(device), net=run.net.to(device), save_as="compare")
 

@@ -152,6 +152,13 @@ def evaluation_draws(config: Config) -> dict[str, Any]:
     return {"labels": config.evaluate.labels, "draw_captions": True}
 
 
+def evaluation_request(config: Config, n: int, **changed: Any) -> Request:
+    """Return how a run's evaluation samples n images: its sampler, guidance, labels and captions, unless `changed`."""
+    own = config.sample
+    usual = {"sampler": own.sampler, "steps": own.steps, "guidance": own.guidance, "batch_size": min(n, 256)}
+    return Request(n=n, **{**usual, **evaluation_draws(config), **changed})
+
+
 def drawn_from(config: Config, facts: Facts, request: Request) -> str | None:
     """Return how labels or captions of a request were drawn, in words; None without conditions."""
     if config.data.text is not None:
