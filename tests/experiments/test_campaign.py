@@ -87,6 +87,16 @@ def test_an_arm_is_tuned_at_the_same_learning_rates_before_its_runs(make_plan, t
     assert names[6:] == ["tune-ls-lr0.001-seed9", "tune-ls-lr0.01-seed9"]
 
 
+def test_chosen_arms_are_tuned_and_run_without_waiting_for_the_others(make_plan, tmp_path):
+    plan = make_plan(TUNED)
+    assert [job.name for job in plan.missing(tmp_path, ["ls"])] == ["tune-ls-lr0.001-seed9", "tune-ls-lr0.01-seed9"]
+    for lr in (0.001, 0.01):
+        write_record(plan, f"tune-ls-lr{lr:g}-seed9", "ls", 9, lr=lr, steps=4)
+    assert [job.name for job in plan.missing(tmp_path, ["ls"])] == ["ls-seed0", "ls-seed1", "ls-seed2"]
+    with pytest.raises(ScaleLongError, match="unknown arm 'l'"):
+        plan.missing(tmp_path, ["l"])
+
+
 def test_a_learning_rate_at_which_the_run_failed_is_not_chosen(make_plan):
     plan = make_plan(TUNED)
     write_record(plan, "tune-none-lr0.001-seed9", "none", 9, loss=0.6)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from scalelong.cli._shared import Gpus, Jobs, Json, echo_json, print_lines, print_table
+from scalelong.cli._shared import Gpus, Jobs, Json, comma_words, echo_json, print_lines, print_table
 
 START, END = "<!-- generated: scalelong campaign --page -->", "<!-- end -->"
 
@@ -17,6 +17,7 @@ def campaign(
     folders: Annotated[list[Path], Argument(help="Folders with a plan.toml, such as results/campaign/cifar10.")],
     run: Annotated[bool, Option(help="Train the missing runs; --no-run reads the records only.")] = True,
     limit: Annotated[int | None, Option(min=1, help="Train at most this many runs of each campaign.")] = None,
+    arms: Annotated[str, Option(help="Train only these arms, to share a campaign between machines.")] = "",
     jobs: Jobs = None,
     gpus: Gpus = 1,
     runs: Annotated[Path, Option(help="Folder of run folders, which are needed only while a run trains.")] = Path(
@@ -45,7 +46,7 @@ def campaign(
 
     plans = [read_plan(folder) for folder in folders if run or (folder / "plan.toml").exists()]
     for plan in plans if run else ():
-        if run_missing(plan, runs, jobs, limit, gpus=gpus):
+        if run_missing(plan, runs, jobs, limit, gpus=gpus, arms=comma_words(arms)):
             raise typer.Exit(1)
     results = [Results(plan) for plan in plans]
     for one in results:

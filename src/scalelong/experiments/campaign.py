@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -144,11 +144,18 @@ class Plan:
         losses = self.tuning_losses(arm)
         return min(losses, key=lambda lr: losses[lr]) if len(losses) == len(self.tuning.lr) else None
 
-    def missing(self, runs: Path) -> list[Job]:
-        """The jobs that can start now. A group's main runs wait for its tuning runs, and later groups for both."""
+    def missing(self, runs: Path, arms: Collection[str] = ()) -> list[Job]:
+        """The jobs that can start now, of `arms` or of all. A group's main runs wait for its tuning runs, and later
+        groups for both.
+        """
+        for name in arms:
+            if name not in (names := [arm.name for arm in self.arms]):
+                raise unknown("arm", name, names)
         jobs: dict[str, Job] = {}
         tuned: int | None = None  # the group whose tuning runs are missing
         for arm, seed in self._order():
+            if arms and arm.name not in arms:
+                continue
             if tuned is not None and arm.group != tuned:
                 break
             if self.tuning is not None:
@@ -243,15 +250,18 @@ def _build(kind: Any, values: dict[str, Any]) -> Any:
 
 
 def run_missing(
-    plan: Plan, runs: Path, jobs: int | None = None, limit: int | None = None, quiet: bool = False, gpus: int = 1
-) -> bool:
-    """Train what is missing, `limit` runs at most, each on `gpus` GPUs. Returns whether a signal stopped it."""
+    plan: Plan, runs: Path, jobs: int | None = None, limit: int | None = None, quiet: bool = False, gpus: int = 1,
+    arms: Collection[str] = (),
+) -> bool:  # fmt: skip
+    """Train what is missing (of `arms`, if given), `limit` runs at most, each on `gpus` GPUs. Returns whether a signal
+    stopped it.
+    """
     from scalelong.experiments.compare import _prepare_data
     from scalelong.experiments.live import Live
     from scalelong.experiments.scheduler import make_slots, run_jobs, usable_cores, visible_gpus
 
     tried: set[str] = set()
-    while waiting := [job for job in plan.missing(runs) if job.name not in tried][: _left(limit, tried)]:
+    while waiting := [job for job in plan.missing(runs, arms) if job.name not in tried][: _left(limit, tried)]:
         _prepare_data(waiting)
         _prepare_references(waiting)
         slots = make_slots(len(waiting), jobs, visible_gpus(), usable_cores(), gpus)
