@@ -1,6 +1,8 @@
 """`scalelong evaluate` and `scalelong data stats`, on a real run, as a user types them."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -212,6 +214,39 @@ def test_a_step_and_memorisation_of_a_run(capsys, trained):
     code, _, err = run(capsys, *arguments, "--step", "best")
     assert code == 1
     assert "evaluate.keep_best=true" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (["evaluate", "--n", 10, *CHEAP], "evaluation.json"),
+        (["sample", "--n", 4, "--steps", 2], "samples/sample-step2-dpm-solver-fast-2-seed0.png"),
+        (["probe"], "probe.json"),
+        (["robustness"], "robustness.json"),
+    ],
+)
+def test_a_result_that_cannot_be_stored_is_refused_before_the_work(capsys, trained, tmp_path, command, file):
+    copy = tmp_path / "digits"
+    shutil.copytree(trained, copy)
+    (copy / file).unlink(missing_ok=True)
+    (copy / file).mkdir(parents=True)
+    code, out, err = run(capsys, command[0], copy, *command[1:])
+    assert (code, out) == (1, "")
+    assert f"the output path must be a file, got '{copy / file}'" in err
+
+
+def test_a_read_only_run_is_evaluated_into_another_file(capsys, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: (Path(path), mode) != (trained, os.W_OK)
+    )  # root may write everywhere
+    (trained / "evaluation.json").unlink(missing_ok=True)
+    arguments = ["evaluate", trained, "--n", 10, "--steps", 2, "--reference", "digits:train:20", *CHEAP]
+    code, _, err = run(capsys, *arguments)
+    assert code == 1
+    assert f"{trained} is read-only; give --out FILE" in err
+    assert run(capsys, *arguments, "--out", tmp_path / "e.json")[0] == 0
+    assert (tmp_path / "e.json").is_file()
+    assert not (trained / "evaluation.json").exists()
 
 
 def test_a_npz_needs_its_extractor_stated(capsys, folders, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -82,7 +83,9 @@ def evaluate(
     vary: Annotated[
         str | None, Option(help="With --compare: card fields that may differ, such as sampler or evaluations.")
     ] = None,
-    out: Annotated[Path | None, Option(help="Also write the evaluation to this file.")] = None,
+    out: Annotated[
+        Path | None, Option(help="Also write the evaluation to this file; only there if the run is read-only.")
+    ] = None,
     json: shared.Json = False,
 ) -> None:
     """Compute FID, KID and other metrics with the card that says what they can be compared with.
@@ -127,6 +130,9 @@ def evaluate(
     if out is not None:
         check_target(out)
     config = Run(runs[0]).config if images is None else None
+    writable = all(os.access(run, os.W_OK) for run in runs)
+    if not writable and (out is None or memorisation):
+        raise InvalidValueError(f"{runs[0]} is read-only; give --out FILE, and leave out --memorisation")
 
     from scalelong.evaluation import build_extractor, evaluate_images, read_reference
     from scalelong.evaluation.images import FolderImages
@@ -169,7 +175,8 @@ def evaluate(
         evaluation = evaluate_images(source, target_reference, main, n=n, batch_size=batch_size, seed=seed, **given)
     else:
         run.net.to(target)
-        evaluation = run.evaluate(request, target_reference, main, step=at, save_as="evaluate", **given)
+        stored = "evaluate" if writable else None
+        evaluation = run.evaluate(request, target_reference, main, step=at, save_as=stored, **given)
     if not first:
         return
     if out is not None:

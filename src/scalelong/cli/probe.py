@@ -62,6 +62,7 @@ def probe(
       scalelong probe runs/digits-uvit-ls-seed0 --layers mid_block,out_blocks.0 --t 0.05,0.1 --json
     """
     from scalelong.errors import invalid
+    from scalelong.files import check_target
     from scalelong.representation.linear import FITS
     from scalelong.scaling.base import numbers
 
@@ -77,6 +78,7 @@ def probe(
     from scalelong.training.probing import FILE, probe_run
 
     trained = Run(run)
+    check_target(trained.folder / FILE)
     result = probe_run(
         trained, layers=layers, t=times, n=n, n_test=n_test, baselines=baselines, fit=fit, seed=seed, cache=cache,
         step=int(step) if step is not None and step.isdecimal() else step, batch_size=batch_size,

@@ -158,6 +158,7 @@ def sample(
       scalelong sample runs/digits-class --class 3 --n 16 --out threes/
     """
     from scalelong.cli._samples import Target
+    from scalelong.files import check_target
     from scalelong.runs.run import Run
 
     shared.check_sampling(sampler, precision)
@@ -191,6 +192,7 @@ def sample(
     if target is None:
         name = f"sample-step{trained.step}-{request.sampler}-{evaluations}-seed{seed}.png"
         target = Target(trained.samples_path / name, folder=False)
+        check_target(target.path)
     old = target.check_empty(first, n, settings, overwrite) if target.folder else []
     net = trained.net.to(best_device(device))
     check = RangeCheck()

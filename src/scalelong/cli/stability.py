@@ -258,12 +258,14 @@ def robustness(
 
     from scalelong.evaluation import build_extractor
     from scalelong.experiments.robustness import FILE, VARIANCES, measure_run_robustness
+    from scalelong.files import check_target
     from scalelong.report.figures import draw_robustness, save_figure
     from scalelong.runs.generate import best_device
     from scalelong.runs.run import load_run
 
     check_figure(out)
     trained = load_run(run)
+    check_target(trained.folder / FILE)
     network = build_extractor(extractor).to(best_device()) if samples else None  # type: ignore[attr-defined]
     result = measure_run_robustness(
         trained, variances=variances or VARIANCES, images=images, bins=bins, points=points, samples=samples,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import RunError, invalid, one_line
-from scalelong.files import atomic_folder, read_json, sweep, write_text
+from scalelong.files import atomic_folder, check_target, read_json, sweep, write_text
 from scalelong.models.registry import Shapes, get_model
 from scalelong.runs.config import Config, Facts, flatten
 from scalelong.runs.locate import locate, no_run
@@ -264,6 +264,9 @@ class Run:
             net, selection = self.network_at(step)
         elif isinstance(step, int):
             selection = Selection(step)
+        target = save_as and self.folder / EVALUATIONS[save_as].replace("*", f"{selection.step:08d}")
+        if target:
+            check_target(target)
         if reference is None:
             reference = reference_images(config)
         elif (named := DatasetImages.parse(reference)) is not None and named.name == config.data.name:
@@ -304,8 +307,8 @@ class Run:
         if check.n:
             generation = replace(generation, far_share=check.share)
             result = replace(result, card=replace(result.card, generation=generation))
-        if save_as is not None and rank == 0:
-            result.save(self.folder / EVALUATIONS[save_as].replace("*", f"{selection.step:08d}"))
+        if target and rank == 0:
+            result.save(target)
             self.__dict__.pop("evaluations", None)
         return result
 
