@@ -55,9 +55,10 @@ def write_record(plan, name, arm, seed, norm=10.0, loss=0.5, failure=None, lr=0.
     norms = {"norm": [norm] * 2, "absolute_oscillation": [0.1 * norm] * 2, "relative_oscillation": [0.01] * 2}
     norms |= {"steps": [1, 2], "smooth": [[norm, norm]] * 2, "raw": [[norm, norm]] * 2}
     values = {"norm_outer": norm, "norm_inner": norm, "val_loss_ema": loss}
-    config = {"train": {"lr": lr, "steps": steps}}
-    curves = {"val_loss_ema": {"steps": [1, 2], "values": [1.0, loss]}}
+    config = plan.config(plan.arm(arm), seed, lr, steps).to_dict()
+    curves = {"val_loss_ema": {"steps": [1, 12], "values": [1.0, loss]}}
     record = {"arm": arm, "seed": seed, "failure": failure, "alarms": 2, "values": values, "curves": curves}
+    record |= {"optimizer": "adamw", "rounding": None}
     (plan.folder / f"{name}.json").write_text(json.dumps(record | {"norms": {"backbone": norms}, "config": config}))
 
 
@@ -120,12 +121,36 @@ def test_records_of_other_steps_or_another_learning_rate_are_refused(make_plan, 
     write_record(plan, "tune-none-lr0.01-seed9", "none", 9, loss=0.4, lr=0.01, steps=4)
     make_plan(TUNED)
     write_record(plan, "tune-none-lr0.001-seed9", "none", 9, loss=0.3, steps=4)
-    with pytest.raises(ScaleLongError, match="none-seed0.json is a run of 12 steps at 0.01, .* 12 steps at .* 0.001"):
+    with pytest.raises(ScaleLongError, match=r"none-seed0.json has other settings .* train.lr: 0.01 → 0.001"):
         make_plan(TUNED)
-    with pytest.raises(
-        ScaleLongError, match="seed9.json is a run of 4 steps at 0.001, and the plan now asks for 8 steps"
-    ):
+    with pytest.raises(ScaleLongError, match=r"seed9.json has other settings .* train.steps: 4 → 8"):
         make_plan(TUNED.replace("steps = 4", "steps = 8"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"cs:0.5"', '"cs:0.9"'), "scaling.kappa: 0.5 → 0.9"),
+        (("batch_size=4", "batch_size=8"), "train.batch_size: 4 → 8"),
+        (("validate.n=8", "validate.n=16"), "validate.n: 8 → 16"),
+        (('"cs:0.5"', '"cs:0.5"\noptimizer = "sgd"'), "optimizer: 'adamw' → 'sgd'"),
+        (("seeds = [0, 1, 2]", "seeds = [0, 0]"), "different seeds"),
+    ],
+)
+def test_a_plan_that_changed_after_its_runs_is_refused(make_plan, change, message):
+    plan = make_plan()
+    write_record(plan, "cs-seed0", "cs", 0)
+    make_plan()
+    with pytest.raises(ScaleLongError, match=message):
+        make_plan(PLAN.replace(*change))
+
+
+def test_an_arm_that_trains_at_no_learning_rate_is_an_error(make_plan, tmp_path):
+    plan = make_plan(TUNED)
+    for lr in (0.001, 0.01):
+        write_record(plan, f"tune-cs-lr{lr:g}-seed9", "cs", 9, failure="not finite", lr=lr, steps=4)
+    with pytest.raises(ScaleLongError, match="'cs' trains at none of"):
+        plan.missing(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +201,7 @@ def test_reference_statistics_are_computed_before_the_runs_that_share_them(make_
 
     assert compare.run_jobs is scheduler.run_jobs  # imported already, so that it does not keep the replacement
     monkeypatch.setattr(scheduler, "run_jobs", start)
-    assert not run_missing(plan, tmp_path / "runs", quiet=True)
+    assert run_missing(plan, tmp_path / "runs", quiet=True).signal is None
     assert {"none-seed0", "tune-cs-lr0.001-seed9"} <= set(started)
     assert set(started.values()) == {1}
 
@@ -248,6 +273,41 @@ def test_an_acceleration_that_a_seed_does_not_have_is_a_bound_in_words(make_plan
     sooner = {v.arm: (v.text, v.verdict) for v in Results(plan).verdicts() if "reaches the baseline's" in v.claim}
     assert sooner["cs"] == ("reached in 1 of 3, below 1.00 in the others", "open")
     assert sooner["ls"] == ("reached in 0 of 3, below 1.00", "disagrees")
+
+
+def test_a_run_that_became_non_finite_never_reaches_the_baseline(make_plan):
+    plan = make_plan(PLAN.replace("seeds = [0, 1, 2]", "seeds = [0, 1, 2, 3]"))
+    for seed in range(4):
+        write_record(plan, f"none-seed{seed}", "none", seed, loss=0.5)
+        write_record(plan, f"cs-seed{seed}", "cs", seed, loss=0.4, failure="not finite" if seed > 1 else None)
+        write_record(plan, f"ls-seed{seed}", "ls", seed, failure="not finite")
+    sooner = {v.arm: (v.text, v.verdict) for v in Results(plan).verdicts() if "reaches the baseline's" in v.claim}
+    assert sooner["cs"] == ("reached in 2 of 4, 2 became non-finite", "open")
+    assert sooner["ls"] == ("reached in 0 of 4, 4 became non-finite", "disagrees")
+
+
+def test_a_distance_that_ends_before_training_is_named_by_its_step(make_plan):
+    plan = make_plan()
+    for arm in ("none", "cs"):
+        write_record(plan, f"{arm}-seed0", arm, 0)
+        path = plan.folder / f"{arm}-seed0.json"
+        record = json.loads(path.read_text())
+        record["curves"]["kid"] = {"steps": [3, 9], "values": [0.2, 0.1]}
+        record["values"]["kid"] = -0.001  # unbiased, so it may be negative
+        path.write_text(json.dumps(record))
+    verdicts = {v.claim: v for v in Results(plan).verdicts()}
+    assert "reaches the baseline's KID of step 9 in 1/1.5 of its steps" in verdicts
+    assert "reaches the baseline's final validation loss (EMA) in 1/1.5 of its steps" in verdicts
+    assert verdicts["lower KID at the end"].text == "no ratio: a value is <= 0"
+
+
+def test_a_run_that_crashes_is_reported(make_plan, tmp_path):
+    plan = make_plan(PLAN.replace("seeds = [0, 1, 2]", "seeds = [0]"))
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    (tmp_path / "runs" / "demo" / "cs-seed0").write_text("a file where a folder should be")
+    worked = run_missing(plan, tmp_path / "runs", jobs=1, arms=["cs"], quiet=True)
+    assert worked.signal is None
+    assert [ending.job.name for ending in worked.failures] == ["cs-seed0"]
 
 
 def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_a_level(make_plan):

@@ -69,6 +69,21 @@ def test_a_run_is_measured_from_its_files(tmp_path):
     assert list(measures.curves["val_loss"].steps) == [4, 8]
 
 
+def test_a_loss_that_is_not_finite_at_the_end_has_no_final_value(tmp_path):
+    losses = [0.9, 0.5, math.nan]
+    rows = [{"step": step, "val_loss": loss} for step, loss in enumerate(losses, start=1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "val_loss" not in measure_run(Run(tmp_path), "cs", 0).values
+
+
+def test_a_distance_of_an_earlier_step_is_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 200, "val_loss": 0.5}\n')
+    for step in (100, 200):
+        card = {"metric": "Fréchet distance", "generation": {"step": step}}
+        (tmp_path / "distance.json").write_text(json.dumps({"frechet": 9.0, "card": card}))
+        assert ("frechet" in measure_run(Run(tmp_path), "cs", 0).values) == (step == 200)
+
+
 def test_an_empty_folder_has_no_measures(tmp_path):
     assert measure_run(Run(tmp_path), "none", 0).values == {}
 

@@ -12,6 +12,9 @@ from scalelong.experiments.worker import has_distance
 from scalelong.runs.run import Run
 from scalelong.training.presets import preset
 
+SAMPLES = ["sample.sampler=dpm-solver++", "sample.steps=2", "sample.clip_denoised=false"]
+GENERATION = {"step": 50, "sampler": "dpm-solver++", "evaluations": 2, "guidance": 1.0, "clip_denoised": False}
+
 
 def test_scalings_by_name_with_kappa_for_cs_alone():
     variants = scaling_variants("digits", "none, uniform ,cs,cs-reverse,ls,cs:0.5,uniform:0.6", kappa=0.8, steps=7)
@@ -92,6 +95,13 @@ def test_a_run_with_more_steps_than_requested_is_rejected(tmp_path):
         plan((variant,), (0,), tmp_path)
 
 
+def test_a_run_with_another_validation_set_is_rejected(tmp_path):
+    (before,) = scaling_variants("digits", "none", settings=["validate.n=64"])
+    record(tmp_path / "none-seed0", before.config)
+    with pytest.raises(RunError, match=r"validate.n=64, and this comparison 96"):
+        plan(scaling_variants("digits", "none", settings=["validate.n=96"]), (0,), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("spec", "error"),
     [
@@ -118,12 +128,27 @@ def test_a_stored_distance_counts_for_its_own_extractor_only(tmp_path, extractor
         "inception": "inception-2015-12-05", "inception-pytorch-fid": "inception-pytorch-fid", "pixels": "8×8 pixels",
         "dinov2": "dinov2 ViT-L/14", "clip": "clip ViT-L/14",
     }  # fmt: skip
-    (variant,) = scaling_variants("digits", "none", settings=["evaluate.extractor=inception-pytorch-fid"])
+    settings = ["evaluate.extractor=inception-pytorch-fid", "train.steps=50", *SAMPLES]
+    (variant,) = scaling_variants("digits", "none", settings=settings)
     folder = tmp_path / "run"
     record(folder, variant.config, step=50)
     found = []
     for key, name in names.items():
-        card = {"extractor": name, "metric": "FID", "n": 9, "generation": {"step": 50, "evaluations": 2}}
+        card = {"extractor": name, "metric": "FID", "n": 9, "generation": GENERATION}
         (folder / "distance.json").write_text(json.dumps({"card": card}))
-        found += [key] if has_distance(Run(folder), DistanceSpec(extractor, 9, 2), 50) else []
+        found += [key] if has_distance(Run(folder), DistanceSpec(extractor, 9, 2), variant.config) else []
     assert found == [extractor or "inception-pytorch-fid"]
+
+
+@pytest.mark.parametrize(
+    "setting", ["sample.sampler=ddim", "sample.steps=4", "sample.clip_denoised=true", "train.steps=60"]
+)
+def test_a_stored_distance_does_not_count_for_other_samples(tmp_path, setting):
+    (variant,) = scaling_variants("digits", "none", settings=["train.steps=50", *SAMPLES])
+    (other,) = scaling_variants("digits", "none", settings=["train.steps=50", *SAMPLES, setting])
+    record(tmp_path, variant.config, step=50)
+    card = {"extractor": "8×8 pixels", "n": 9, "generation": GENERATION}
+    (tmp_path / "distance.json").write_text(json.dumps({"card": card}))
+    spec = DistanceSpec("pixels", 9)
+    assert has_distance(Run(tmp_path), spec, variant.config)
+    assert not has_distance(Run(tmp_path), spec, other.config)

@@ -1,6 +1,7 @@
 """`tune-skips` finds the setting with the lowest KID on shared noise, and leaves the network as it was."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from diffusers import DDIMPipeline, DDIMScheduler, UNet2DModel
 import scalelong
 from scalelong import ConstantScaling, LearnableScaling, SkipTuning, UViT
 from scalelong.cli import main
+from scalelong.cli.skips import _is_worse, _verdicts
 from scalelong.errors import ScaleLongError
 from scalelong.evaluation.extractors import build_extractor
 from scalelong.evaluation.sources import as_reference
 from scalelong.experiments.skip_search import PipelineSource, candidates_of, search_skips, sheet
+from scalelong.experiments.statistics import Estimate
 from scalelong.skips import scaling_of
 from scalelong.training import train
 from tiny_runs import tiny_config
@@ -87,6 +90,15 @@ def test_a_pipeline_of_diffusers_draws_the_same_image_in_any_batch():
     part = PipelineSource(pipe, "ddim", 2, batch_size=1).images(2, 1)
     assert whole.shape == (4, 8, 8, 1)
     assert np.abs(whole[2:3].astype(int) - part).max() <= 1
+
+
+def test_a_setting_that_is_worse_on_new_noise_is_not_advised(extractor, reference):
+    choice = search_skips(Simulated(), candidates_of("skip-tuning"), reference, extractor, samples=256)
+    assert not _is_worse(choice)
+    worse = replace(choice, change=Estimate(0.002, 0.001, 0.003, 4))
+    assert _verdicts(worse)[1] == "worse on new noise: keep the network as it is"
+    unclear = replace(choice, change=Estimate(0.002, -0.001, 0.005, 4))
+    assert _verdicts(unclear)[1] == "no difference worth choosing: the interval includes zero"
 
 
 def test_the_command_writes_sheet_figure_and_page(tmp_path, capsys):

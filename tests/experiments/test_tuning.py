@@ -12,7 +12,7 @@ from scalelong.cli import main
 from scalelong.errors import InvalidValueError
 from scalelong.experiments.halving import Score, halve, paired_differences
 from scalelong.experiments.scheduler import Ending
-from scalelong.experiments.tuning import Budget, candidates_of, parse_budget, scores, tune_preset
+from scalelong.experiments.tuning import Budget, _Clock, candidates_of, parse_budget, scores, tune_preset
 from scalelong.experiments.worker import is_finished
 from scalelong.training import train
 from tiny_runs import TINY, tiny_config
@@ -79,6 +79,21 @@ def test_a_budget_ends_the_search_before_the_rung_that_would_exceed_it():
         halve([], advance, steps=80)
     with pytest.raises(InvalidValueError, match="every candidate failed"):
         halve(["a"], lambda names, steps: {"a": Score((), "became non-finite")}, steps=80)
+
+
+def test_one_seed_says_nothing_about_ties():
+    def advance(names, steps):
+        return {name: Score((10.0 ** int(name),)) for name in names}
+
+    result = halve(["0", "1", "2"], advance, steps=80)
+    assert (result.best, result.runner_up, result.tied) == ("0", "1", ())
+
+
+def test_the_best_candidate_does_not_differ_from_itself():
+    losses = {"a": (0.30, 0.32, 0.31), "b": (0.31, 0.36, 0.32)}
+    gap = paired_differences(losses, "a", 0.95)
+    assert (gap["a"].mean, gap["a"].low, gap["a"].high) == (0, 0, 0)
+    assert gap["b"].low < 0 < gap["b"].high
 
 
 def test_a_clock_that_runs_out_ends_the_search_after_the_first_rung():
@@ -156,6 +171,18 @@ def test_candidates_cover_what_is_searched_and_no_scaling():
 def test_a_budget_is_a_number_of_steps_or_a_time(text, steps):
     budget = parse_budget(text, lambda: 0.1, jobs=2)
     assert (budget.steps, budget.seconds is None) == (steps, text.endswith("steps"))
+
+
+def test_a_resumed_search_has_its_time_again(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("scalelong.experiments.tuning.time.monotonic", lambda: now[0])
+    clock = _Clock(60.0)
+    now[0] += 50  # finished rungs are read, nothing is trained
+    assert clock.allows(10**6)
+    clock.count(100)
+    now[0] += 20
+    assert clock.allows(200)
+    assert not clock.allows(201)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-3m", "steps", "10"])

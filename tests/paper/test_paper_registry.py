@@ -79,6 +79,13 @@ def test_the_papers_size_has_its_presets_and_the_cpus_has_none_of_them(name):
     assert item.differs, "a CPU-sized experiment says how it is not the paper's"
 
 
+def test_other_seeds_than_those_of_a_campaign_are_trained_in_folders():
+    study = ITEMS["figure-1"].cpu[0]
+    assert study.records is not None
+    assert study.changed((0,), None).records == study.records
+    assert study.changed((0, 1, 2, 3), None).records is None
+
+
 def test_variants_of_a_study_share_everything_but_their_scaling():
     for item in ITEMS.values():
         for study in (*item.cpu, *item.paper):

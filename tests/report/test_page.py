@@ -16,6 +16,7 @@ from made_runs import make_run, noisy_picture
 
 from scalelong.errors import RunError, ScaleLongError
 from scalelong.report import write_report
+from scalelong.report.read import labels, read_runs
 
 VOID = {"meta", "img", "input", "br", "hr", "col"}
 HOSTILE = '<img src=x onerror="document.title=1">'
@@ -180,6 +181,20 @@ def test_settings_that_differ_are_listed(tmp_path):
     shown = page_of([one, two], tmp_path)
     assert "train.lr" in shown.text
     assert [run["label"] for run in shown.data["runs"]] == ["none · lr 0.001", "none · lr 0.003"]
+
+
+def test_runs_share_a_label_only_if_they_differ_in_their_seed_alone(tmp_path):
+    near, far = ["train.batch_size=16", "train.lr=0.001"], ["train.batch_size=32", "train.lr=0.002"]
+    settings = [[*near, "train.warmup=10"], [*near, "train.warmup=90"], far, far]
+    runs = [make_run(tmp_path / str(k), seed=k % 2, settings=own) for k, own in enumerate(settings)]
+    found = [run["label"] for run in page_of(runs, tmp_path).data["runs"]]
+    assert found[0] != found[1]
+    assert found[2] == found[3]
+
+
+def test_the_unscaled_network_is_the_baseline_also_where_other_settings_differ(tmp_path):
+    views = read_runs([make_run(tmp_path / "cs", "cs", steps=200), make_run(tmp_path / "none", steps=100)])
+    assert labels(views) == ["none · steps 100", "cs-0.7 · steps 200"]
 
 
 @pytest.mark.parametrize("where", ["name", "metrics", "record", "card", "alarm"])

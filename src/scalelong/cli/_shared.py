@@ -18,6 +18,7 @@ from scalelong.cli import _names as names
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from scalelong.experiments.scheduler import Ending
     from scalelong.runs import Config, Request
     from scalelong.training.start import Start
 
@@ -258,6 +259,13 @@ def print_lines(lines: Iterable[str], prefix: str = "") -> None:
     screen = console()
     for line in lines:
         screen.print(prefix + line, markup=False)
+
+
+def print_failures(failures: Iterable[Ending]) -> None:
+    """Print how runs failed and the end of their logs, as errors."""
+    for ending in failures:
+        title = f"error: {ending.job.name} {ending.reason()}; the last lines of its log:"
+        typer.echo("\n    ".join([title, *ending.lines]), err=True)
 
 
 def print_table(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from scalelong.cli._shared import Gpus, Jobs, Json, comma_words, echo_json, print_lines, print_table
+from scalelong.cli._shared import Gpus, Jobs, Json, comma_words, echo_json, print_failures, print_lines, print_table
+
+if TYPE_CHECKING:
+    from scalelong.experiments.scheduler import Ending
 
 START, END = "<!-- generated: scalelong campaign --page -->", "<!-- end -->"
 
@@ -45,9 +48,12 @@ def campaign(
     from scalelong.report.figures import save_figure
 
     plans = [read_plan(folder) for folder in folders if run or (folder / "plan.toml").exists()]
+    failures: list[Ending] = []
     for plan in plans if run else ():
-        if run_missing(plan, runs, jobs, limit, gpus=gpus, arms=comma_words(arms)):
-            raise typer.Exit(1)
+        worked = run_missing(plan, runs, jobs, limit, gpus=gpus, arms=comma_words(arms))
+        if worked.signal is not None:
+            raise typer.Exit(128 + worked.signal)
+        failures += worked.failures
     results = [Results(plan) for plan in plans]
     for one in results:
         for name, figure in draw_campaign(one).items():
@@ -58,8 +64,10 @@ def campaign(
         write_text(page, f"{before}{START}\n{render(results)}{END}{after}")
     if json:
         echo_json({"campaigns": [one.to_dict() for one in results]})
-        return
-    for one in results:
+    for one in results if not json else ():
         rows = [(v.arm, v.claim, v.text, v.verdict) for v in one.verdicts()]
         print_table(one.plan.title, ("arm", "claim", "variant / baseline", "verdict"), rows, left=2, wrap=False)
         print_lines([one.state])
+    if failures:
+        print_failures(failures)
+        raise typer.Exit(1)

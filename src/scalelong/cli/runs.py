@@ -303,9 +303,7 @@ def compare(
         if open_page:
             shared.open_page(page)
     if not result.comparison.complete:
-        for ending in result.failures:
-            title = f"error: {ending.job.name} {ending.reason()}; the last lines of its log:"
-            typer.echo("\n    ".join([title, *ending.lines]), err=True)
+        shared.print_failures(result.failures)
         raise typer.Exit(1)
 
 

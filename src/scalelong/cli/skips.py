@@ -109,7 +109,8 @@ def tune_skips(
         shared.echo_json({**choice.to_dict(), "page": str(page)})
         return
     shared.print_table(f"{source.name}: KID of {extractor}", COLUMNS, _rows(choice), left=1)
-    advice = [] if choice.result.best == "none" else [f"apply it: {_apply(choice)}"]
+    keep = choice.result.best == "none" or _is_worse(choice)
+    advice = [] if keep else [f"apply it: {_apply(choice)}"]
     shared.print_lines([*_verdicts(choice), *advice, f"page: {page}"])
 
 
@@ -122,13 +123,20 @@ def _rows(choice: SkipChoice) -> list[list[str]]:
     return rows
 
 
+def _is_worse(choice: SkipChoice) -> bool:
+    """Whether the best setting of the search raises KID on new noise by more than chance."""
+    return choice.change.low is not None and choice.change.low > 0
+
+
 def _verdicts(choice: SkipChoice) -> list[str]:
     result, change = choice.result, choice.change
     if result.best == "none":
         return [f"no setting has a lower KID than the network as it is ({number(choice.before)} on new noise)"]
     text = with_interval(change.mean, change.low, change.high, 3)
     lines = [f"on new noise: KID {number(choice.before)} as it is, {number(choice.after)} with {result.best}: {text}"]
-    if change.high is None or change.high >= 0:
+    if _is_worse(choice):
+        lines.append("worse on new noise: keep the network as it is")
+    elif change.high is None or change.high >= 0:
         lines.append("no difference worth choosing: the interval includes zero")
     return [*lines, *([f"no difference worth choosing to {', '.join(result.tied)}"] if result.tied else [])]
 

@@ -166,6 +166,8 @@ def _verdicts(tuning: Tuning) -> list[str]:
         lines.append(f"{result.best} against {who}: loss {change} at step {gap.steps:,}")
     if result.tied:
         lines.append(f"no difference worth choosing between {result.best} and {', '.join(result.tied)}")
+    if len(tuning.seeds) == 1 and result.runner_up:
+        lines.append("one seed: there is no interval, and the order may be chance; --seeds 3 gives intervals")
     return lines
 
 
@@ -202,6 +204,8 @@ def write_page(tuning: Tuning, folder: Path, command: str, facts: list[str]) -> 
     headline = f"{result.best} is best of {len(result.standings)}"
     if result.tied:
         headline = f"No difference worth choosing: {result.best} has the lowest loss of {len(result.standings)}"
+    elif len(tuning.seeds) == 1:
+        headline = f"{result.best} has the lowest loss of {len(result.standings)}, with one seed"
     caption = "Left: mean over seeds at every rung; dashed: dropped. Right: paired differences with their intervals."
     summary, share = Findings(headline, tuple(_verdicts(tuning))), _share(tuning)
     choice = Choice(summary, ["scalelong tune", *facts, share], COLUMNS, _rows(tuning), command, {caption: picture})

@@ -13,14 +13,17 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import InvalidValueError, invalid, unknown
 from scalelong.experiments.plan import Job
 from scalelong.experiments.rounding import ROUNDED, register_rounded
 from scalelong.files import read_json
-from scalelong.runs.config import Config
+from scalelong.runs.config import Config, differences
 from scalelong.training.presets import choose
+
+if TYPE_CHECKING:
+    from scalelong.experiments.scheduler import Ending
 
 PLAN, FORMAT = "plan.toml", 1
 TUNING = "tune"
@@ -142,7 +145,11 @@ class Plan:
         """The tuned learning rate, None while tuning runs are missing."""
         assert self.tuning is not None
         losses = self.tuning_losses(arm)
-        return min(losses, key=lambda lr: losses[lr]) if len(losses) == len(self.tuning.lr) else None
+        if len(losses) < len(self.tuning.lr):
+            return None
+        if not any(map(math.isfinite, losses.values())):
+            raise InvalidValueError(f"{self.folder}: arm {arm.name!r} trains at none of the plan's learning rates")
+        return min(losses, key=lambda lr: losses[lr])
 
     def missing(self, runs: Path, arms: Collection[str] = ()) -> list[Job]:
         """The jobs that can start now, of `arms` or of all. A group's main runs wait for its tuning runs, and later
@@ -213,6 +220,8 @@ def read_plan(folder: Path | str) -> Plan:
     names = [arm.name for arm in plan.arms]
     if not names or len(set(names)) < len(names):
         raise invalid(f"{path}: arms", "one or more arms with different names", ", ".join(names))
+    if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
+        raise invalid(f"{path}: seeds", "one or more different seeds", list(plan.seeds))
     for key in plan.judged:
         if key not in (*CLAIMS, SOONER):
             raise unknown(f"{path}: judged", key, (*CLAIMS, SOONER))
@@ -225,19 +234,29 @@ def read_plan(folder: Path | str) -> Plan:
 
 
 def _check_records(plan: Plan, arm: Arm) -> None:
-    """Refuse records that were made before the plan's steps changed, or before the arm was tuned anew."""
-    tuning, wanted = plan.tuning, dict[str, tuple[int, float | None]]()
+    """Refuse records of other settings: the plan was amended, or the arm tuned anew, after they were made."""
+    tuning, wanted = plan.tuning, dict[str, tuple[int, int, float | None]]()
     if tuning is not None:
-        wanted |= {_tuning_name(arm, lr, tuning.seed): (tuning.steps, lr) for lr in tuning.lr}
+        wanted |= {_tuning_name(arm, lr, tuning.seed): (tuning.seed, tuning.steps, lr) for lr in tuning.lr}
     chosen = None if tuning is None else plan.learning_rate(arm)
-    wanted |= {f"{arm.name}-seed{seed}": (plan.steps, chosen) for seed in plan.seeds}
-    for name, (steps, lr) in wanted.items():
-        train = (plan.record(name) or {}).get("config", {}).get("train")
-        if train and (train["steps"] != steps or lr not in (None, train["lr"])):
-            now = f"{steps} steps" + (f" at a learning rate of {lr:g}" if lr else "")
+    wanted |= {f"{arm.name}-seed{seed}": (seed, plan.steps, chosen) for seed in plan.seeds}
+    for name, (seed, steps, lr) in wanted.items():
+        if (record := plan.record(name)) is None:
+            continue
+        made = Config.from_dict(record["config"])
+        if tuning is not None and lr is None:
+            lr = made.train.lr  # nothing is known of it before the arm is tuned
+        now = plan.config(arm, seed, lr, steps)
+        changed = differences(made, now)
+        pairs = {
+            "train.steps": (made.train.steps, steps), "validate.n": (made.validate.n, now.validate.n),
+            "optimizer": (record["optimizer"], arm.optimizer), "rounding": (record["rounding"], arm.rounding),
+        }  # fmt: skip
+        changed += [f"{key}: {then!r} → {new!r}" for key, (then, new) in pairs.items() if then != new]
+        if changed:
             raise InvalidValueError(
-                f"{plan.folder / name}.json is a run of {train['steps']} steps at {train['lr']:g}, and the plan now "
-                f"asks for {now}; move it out of the folder to train it again"
+                f"{plan.folder / name}.json has other settings than the plan: {'; '.join(changed)}; move it out of the "
+                "folder to train it again"
             )
 
 
@@ -249,28 +268,36 @@ def _build(kind: Any, values: dict[str, Any]) -> Any:
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
+@dataclass(frozen=True)
+class Worked:
+    """How `run_missing` ended: the signal that stopped it, and the runs that crashed and so have no record."""
+
+    signal: int | None
+    failures: tuple[Ending, ...]
+
+
 def run_missing(
     plan: Plan, runs: Path, jobs: int | None = None, limit: int | None = None, quiet: bool = False, gpus: int = 1,
     arms: Collection[str] = (),
-) -> bool:  # fmt: skip
-    """Train what is missing (of `arms`, if given), `limit` runs at most, each on `gpus` GPUs. Returns whether a signal
-    stopped it.
-    """
+) -> Worked:  # fmt: skip
+    """Train what is missing (of `arms`, if given), `limit` runs at most, each on `gpus` GPUs."""
     from scalelong.experiments.compare import _prepare_data
     from scalelong.experiments.live import Live
     from scalelong.experiments.scheduler import make_slots, run_jobs, usable_cores, visible_gpus
 
     tried: set[str] = set()
+    failures: list[Ending] = []
     while waiting := [job for job in plan.missing(runs, arms) if job.name not in tried][: _left(limit, tried)]:
         _prepare_data(waiting)
         _prepare_references(waiting)
         slots = make_slots(len(waiting), jobs, visible_gpus(), usable_cores(), gpus)
         with Live(waiting, quiet=quiet) as display:
-            _, signal = run_jobs(waiting, slots, runs / plan.folder.name / "logs", display)
+            endings, signal = run_jobs(waiting, slots, runs / plan.folder.name / "logs", display)
+        failures += [ending for ending in endings if not ending.ran and not (ending.stopped and signal is not None)]
         if signal is not None:
-            return True
+            return Worked(signal, tuple(failures))
         tried |= {job.name for job in waiting}
-    return False
+    return Worked(None, tuple(failures))
 
 
 def _prepare_references(jobs: list[Job]) -> None:

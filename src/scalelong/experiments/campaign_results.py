@@ -95,7 +95,10 @@ class Results:
         """The usual comparison of an arm family, from records instead of run folders."""
         arms = self.families()[baseline]
         runs = [measures_of(record) for arm in arms for record in self.by_arm(arm).values()]
-        return Comparison(runs, arms, preset=self.plan.title, steps=self.plan.steps, seeds=self.plan.seeds)
+        failed = [(r["arm"], r["seed"]) for r in self.records.values() if r["failure"] is not None]
+        return Comparison(
+            runs, arms, preset=self.plan.title, steps=self.plan.steps, seeds=self.plan.seeds, failed=failed
+        )
 
     def verdicts(self) -> list[Verdict]:
         """Every claim about every arm that has at least one pair of runs."""
@@ -104,15 +107,20 @@ class Results:
             comparison = self.comparison(baseline)
             for arm in arms[1:]:
                 for key, claim in CLAIMS.items():
-                    ratio = paired_ratio(self.values(arm, key), self.values(baseline, key))
+                    own, base = self.values(arm, key), self.values(baseline, key)
+                    ratio = paired_ratio(own, base)
                     if ratio is not None:
                         verdict = judge(ratio, 1.0) if self._judged(key) else REPORTED
                         found.append(Verdict(arm, baseline, claim, ratio, verdict))
+                    elif own.keys() & base.keys():  # KID is unbiased: it may be negative
+                        found.append(Verdict(arm, baseline, claim, None, "no verdict", "no ratio: a value is <= 0"))
                 sooner = comparison.row(arm).sooner
                 for key, title in CURVES.items():
                     if key not in sooner:
                         continue
-                    claim = f"reaches the baseline's final {title} in 1/{ACCELERATION:g} of its steps"
+                    last = self._last_step(baseline, key)
+                    value = f"final {title}" if last == self.plan.steps else f"{title} of step {last:,}"
+                    claim = f"reaches the baseline's {value} in 1/{ACCELERATION:g} of its steps"
                     factor = sooner[key].factor
                     if not self._judged(SOONER):
                         verdict = REPORTED
@@ -125,6 +133,10 @@ class Results:
                         verdict = judge(Estimate(1 / factor.mean, low, high, factor.n), 1 / ACCELERATION)
                     found.append(Verdict(arm, baseline, claim, factor, verdict, sooner[key].bound))
         return found
+
+    def _last_step(self, arm: str, key: str) -> int:
+        """The last step at which a curve of an arm was measured; distances on the way may end before training does."""
+        return max(int(r["curves"][key]["steps"][-1]) for r in self.by_arm(arm).values() if key in r["curves"])
 
     def _judged(self, key: str) -> bool:
         return not self.plan.judged or key in self.plan.judged

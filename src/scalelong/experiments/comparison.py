@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -107,14 +107,14 @@ class RunMeasures:
 
 def measure_run(run: Run, variant: str, seed: int) -> RunMeasures:
     """Measure a run by the files in its folder. What they do not contain is left out."""
-    evaluated, on_the_way = (stored_metrics(run.evaluations.get(origin)) for origin in ("compare", "train"))
+    evaluated, on_the_way = (stored_metrics(_current(run, origin)) for origin in ("compare", "train"))
     samples = {"frechet" if metric.name == "fid" else metric.name: metric for metric in evaluated}
     if on_the_way:
         samples["on_the_way"] = on_the_way[0]
     resources = run.resources if run.resources.get("format") == FORMAT_RESOURCES else {}
     memory = resources.get("peak_gpu_memory") or resources.get("peak_memory")
     values: dict[str, Any] = {
-        **{key: run.column(key).last for key in ("val_loss", "val_loss_ema", "seconds")},
+        **{key: run.column(key).final for key in ("val_loss", "val_loss_ema", "seconds")},
         **{key: metric.value for key, metric in samples.items()},
         **_oscillations(run),
         "cpu_seconds": resources.get("cpu_seconds"),
@@ -126,6 +126,13 @@ def measure_run(run: Run, variant: str, seed: int) -> RunMeasures:
     images = all(metric.plausible for metric in samples.values())
     norms = {} if run.stability is None else norms_of(run.stability)
     return RunMeasures(variant, seed, str(run.folder), known, curves, names, ran_alone(resources), images, norms)
+
+
+def _current(run: Run, origin: str) -> dict[str, Any] | None:
+    """A stored evaluation of the run's last network; None if it is of an earlier step."""
+    stored: dict[str, Any] | None = run.evaluations.get(origin)
+    step = ((stored or {}).get("card", {}).get("generation") or {}).get("step")
+    return stored if origin == "train" or step in (None, run.logged_step) else None
 
 
 def late_oscillation(norms: Series) -> float | None:
@@ -241,6 +248,7 @@ class Comparison:
     missing: Sequence[str] = ()  # runs without a result, each with the reason
     unfinished: Sequence[str] = ()  # the names of their folders
     objective: str = "eps"  # what the networks predict
+    failed: Collection[tuple[str, int]] = ()  # variant and seed of runs that became non-finite
 
     @property
     def baseline(self) -> str:
@@ -254,7 +262,8 @@ class Comparison:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         measures = self.measures()
-        return tuple(_row(name, self.runs, self.baseline, measures) for name in self.variants)
+        failed = {name: {seed for variant, seed in self.failed if variant == name} for name in self.variants}
+        return tuple(_row(name, self.runs, self.baseline, measures, failed[name]) for name in self.variants)
 
     @property
     def complete(self) -> bool:
@@ -287,7 +296,7 @@ class Comparison:
         """Title, note and, for each variant, mean and change (as text, may be empty) of each row of the table."""
         table = []
         for key, title, note, _ in self.measures():
-            means = [plus_minus(row.means[key]) if key in row.means else "–" for row in self.rows]
+            means = [self._mean(row.means[key]) if key in row.means else "–" for row in self.rows]
             changes = [change(row.ratios[key]) if key in row.ratios else "" for row in self.rows]
             table.append((title, note, list(zip(means, changes, strict=True))))
         for key, title in CURVES.items():
@@ -296,6 +305,10 @@ class Comparison:
                 cells = [row.sooner[key].texts if key in row.sooner else ("", "") for row in self.rows]
                 table.append(("sooner", f"at the baseline's final {title}", cells))
         return table
+
+    def _mean(self, mean: Estimate) -> str:
+        """The mean with half the width of its interval, and the number of runs if some are missing."""
+        return plus_minus(mean) + (f" (n = {mean.n})" if mean.n < len(self.seeds) else "")
 
     @property
     def notes(self) -> list[str]:
@@ -347,7 +360,9 @@ def ranking_loss(runs: Sequence[RunMeasures]) -> str:
     return "val_loss_ema" if ratios and sum(ratios) / len(ratios) <= 1 + LAG else "val_loss"
 
 
-def _row(variant: str, runs: Sequence[RunMeasures], baseline: str, measures: Sequence[Measure]) -> Row:
+def _row(
+    variant: str, runs: Sequence[RunMeasures], baseline: str, measures: Sequence[Measure], failed: Collection[int]
+) -> Row:
     own = [run for run in runs if run.variant == variant]
     base = [run for run in runs if run.variant == baseline] if variant != baseline else []
     row = Row(variant, {}, {}, {})
@@ -361,6 +376,6 @@ def _row(variant: str, runs: Sequence[RunMeasures], baseline: str, measures: Seq
             row.ratios[key] = ratio
     for key in CURVES:
         curves, targets = ({r.seed: r.curves[key] for r in side if key in r.curves} for side in (own, base))
-        if (sooner := acceleration(curves, targets)) is not None:
+        if (sooner := acceleration(curves, targets, failed)) is not None:
             row.sooner[key] = sooner
     return row

@@ -94,8 +94,12 @@ class Tuned:
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """The survivors that are not worse than the best one by more than chance: no difference worth choosing."""
-        return tuple(s.name for s in self.standings if s.name != self.best and not s.dropped and not _worse(s.worse_by))
+        """The survivors that are not worse than the best one by more than chance: no difference worth choosing.
+
+        One block has no interval, so it says nothing about chance.
+        """
+        rivals = [s for s in self.standings if s.worse_by is not None and s.worse_by.low is not None and not s.dropped]
+        return tuple(s.name for s in rivals if not _worse(s.worse_by))
 
     def __getitem__(self, name: str) -> Standing:
         return next(s for s in self.standings if s.name == name)
@@ -187,10 +191,8 @@ def paired_differences(losses: Mapping[str, Sequence[float]], best: str, level: 
         half = float(special.stdtrit(freedom, (1 + level) / 2)) * math.sqrt(2 * float((rest**2).sum()) / freedom / b)
     lowest, found = means[list(losses).index(best)], {}
     for name, mean in zip(losses, means, strict=True):
-        gap = float(mean - lowest)
-        found[name] = (
-            Estimate(gap, gap - half, gap + half, b, level) if freedom else Estimate(gap, None, None, b, level)
-        )
+        gap, own = float(mean - lowest), 0.0 if name == best else half  # `best` minus itself is exactly 0
+        found[name] = Estimate(gap, gap - own, gap + own, b, level) if freedom else Estimate(gap, None, None, b, level)
     return found
 
 

@@ -142,6 +142,11 @@ def plan(
             raise RunError(
                 f"{run.folder} already has {reached} steps, more than {steps}: use --steps {reached} or another --out"
             )
+        if run.exists and (held_out := run.config.validate.n) != job.config.validate.n:
+            raise RunError(
+                f"{run.folder} has validate.n={held_out}, and this comparison {job.config.validate.n}: their losses do "
+                "not compare; use the same or another --out"
+            )
     return jobs
 
 

@@ -7,7 +7,7 @@ them. A ratio that is paired by seed removes it; a comparison of two means does 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,8 +89,10 @@ class Acceleration:
     baseline  seed → the same step of the baseline itself, which may lie before its end
     factor    geometric mean of baseline/steps over seeds; None if a seed never reaches the value, because a mean over
               the others would drop exactly the slow ones
-    at_most   the largest factor those seeds could still have: they would reach it right after their last step
+    at_most   the largest factor those seeds could still have: they would reach it right after their last step; None if
+              there is no such seed, or if all of them became non-finite
     reached   number of seeds that reach the value, of `seeds`
+    failed    number of seeds that became non-finite
     """
 
     steps: dict[int, float | None]
@@ -99,47 +101,55 @@ class Acceleration:
     at_most: float | None
     reached: int
     seeds: int
+    failed: int = 0
 
     @property
     def bound(self) -> str:
         """In words, if a seed never reaches the value; otherwise empty."""
-        if self.at_most is None:
+        if self.factor is not None:
             return ""
-        others = " in the others" if self.reached else ""
-        return f"reached in {self.reached} of {self.seeds}, below {self.at_most:.2f}{others}"
+        words = [f"reached in {self.reached} of {self.seeds}"]
+        if self.at_most is not None:
+            words.append(f"below {self.at_most:.2f}{' in the others' if self.reached else ''}")
+        return ", ".join([*words, *([f"{self.failed} became non-finite"] if self.failed else [])])
 
     @property
     def texts(self) -> tuple[str, str]:
         """1.31× and [1.10, 1.55], or a bound and in how many seeds the value was reached."""
         if self.factor is None:
-            return f"below {self.at_most:.2f}×", f"reached in {self.reached} of {self.seeds}"
+            most = "never" if self.at_most is None else f"below {self.at_most:.2f}×"
+            return most, f"reached in {self.reached} of {self.seeds}"
         mean, low, high = self.factor.mean, self.factor.low, self.factor.high
         return f"{mean:.2f}×", "" if low is None else f"[{low:.2f}, {high:.2f}]"
 
 
-def acceleration(curves: Mapping[int, Series], baseline: Mapping[int, Series]) -> Acceleration | None:
+def acceleration(
+    curves: Mapping[int, Series], baseline: Mapping[int, Series], failed: Collection[int] = ()
+) -> Acceleration | None:
     """Compare curves seed by seed. Both sides are timed the same way, so equal curves give exactly 1.
 
-    A noisy curve touches its final value before its end. To count the baseline's full length against a variant's first
-    touch would favour every variant.
+    A seed of `failed`, whose run became non-finite, never reaches the value. A noisy curve touches its final value
+    before its end. To count the baseline's full length against a variant's first touch would favour every variant.
     """
     steps: dict[int, float | None] = {}
     reference: dict[int, float] = {}
     bounds = []
-    for seed in sorted(curves.keys() & baseline.keys()):
-        curve, target = curves[seed].finite(), baseline[seed].last
-        if target is None or not len(curve):
+    lost = baseline.keys() & set(failed)
+    for seed in sorted(baseline.keys() & (curves.keys() | lost)):
+        curve, target = curves[seed].finite() if seed not in lost else None, baseline[seed].last
+        if target is None or (curve is not None and not len(curve)):
             continue
         own = first_reached(baseline[seed], target)
         assert own is not None
-        reference[seed], steps[seed] = own, first_reached(curve, target)
-        if steps[seed] is None:
+        reference[seed], steps[seed] = own, None if curve is None else first_reached(curve, target)
+        if steps[seed] is None and curve is not None:
             bounds.append(own / float(curve.steps[-1]))
     if not steps:
         return None
     reached = {seed: step for seed, step in steps.items() if step is not None}
-    factor = None if bounds else paired_ratio(reference, reached)  # inverted: fewer steps, larger factor
-    return Acceleration(steps, reference, factor, max(bounds, default=None), len(reached), len(steps))
+    # Inverted: fewer steps, larger factor.
+    factor = None if bounds or lost else paired_ratio(reference, reached)
+    return Acceleration(steps, reference, factor, max(bounds, default=None), len(reached), len(steps), len(lost))
 
 
 def first_reached(curve: Series, target: float) -> float | None:

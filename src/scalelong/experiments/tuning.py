@@ -133,14 +133,21 @@ def parse_budget(text: str, seconds_per_step: Callable[[], float], jobs: int) ->
 
 
 class _Clock:
-    """Whether a rung would end in time, judged by the steps of this process so far."""
+    """Whether a rung would end in time, judged by the steps of this process so far; before its first step, it would."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds, self.started, self.steps = seconds, time.monotonic(), 0
 
+    def count(self, steps: int) -> None:
+        """Count steps that are about to be trained. Time runs from the first of them."""
+        if not self.steps:
+            self.started = time.monotonic()
+        self.steps += steps
+
     def allows(self, cost: int) -> bool:
-        elapsed = time.monotonic() - self.started
-        return self.seconds is None or elapsed * (1 + cost / max(1, self.steps)) <= self.seconds
+        if self.seconds is None or not self.steps:
+            return True
+        return (time.monotonic() - self.started) * (1 + cost / self.steps) <= self.seconds
 
 
 def tune_preset(
@@ -167,7 +174,7 @@ def tune_preset(
             for name in names
         ]
         missing = [job for job in planned if _key(job) not in known.finished]
-        clock.steps += sum(steps - trained_steps(Run(job.folder)) for job in missing)
+        clock.count(sum(steps - trained_steps(Run(job.folder)) for job in missing))
         if missing and not quiet:
             print(f"to step {steps}: {', '.join(names)}", file=sys.stderr, flush=True)
         for ending in _train(missing, out, jobs, quiet):
@@ -216,7 +223,7 @@ def outcome(run: Run) -> dict[str, Any]:
     norms = None if stability is None else stability.norms("train", "backbone")
     kinds = [] if stability is None else sorted({str(alarm.get("kind")) for alarm in stability.log.alarms()})
     norm = None if norms is None else max((float(v) for v in norms.final if math.isfinite(v)), default=None)
-    return {"loss": run.column("val_loss_ema").last, "alarms": kinds, "norm": norm}
+    return {"loss": run.column("val_loss_ema").final, "alarms": kinds, "norm": norm}
 
 
 def scores(results: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Score]:

@@ -5,19 +5,24 @@ was killed, for example), the run stops as on SIGTERM: it writes a checkpoint, s
 the same command resumes.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import MissingExtraError, ScaleLongError
 from scalelong.experiments.plan import DistanceSpec, Job, trained_steps
 from scalelong.models.imports import import_networks
 from scalelong.runs.config import Config
 from scalelong.runs.run import Run
+
+if TYPE_CHECKING:
+    from scalelong.runs.generate import Request
 
 JOB = "SCALELONG_JOB"  # JSON, in the environment: every process of a run reads it
 LOCK_TIMEOUT = 30.0  # seconds to wait for an earlier process of the same run to write its last checkpoint
@@ -50,9 +55,9 @@ def run_job(job: dict[str, Any]) -> int:
         return 128 + (result.signal or 0)
     if job["distance"] is not None:
         spec = DistanceSpec(**job["distance"])
-        if not has_distance(run, spec, config.train.steps):
+        if not has_distance(run, spec, config):
             print(f"Fréchet distance: {spec.n} samples", file=sys.stderr, flush=True)
-            measure_distance(run, spec)
+            measure_distance(run, spec, config)
     return 0
 
 
@@ -61,33 +66,46 @@ def is_finished(job: Job) -> bool:
     if job.record is not None:
         return Path(job.record["path"]).exists()
     run, steps = Run(job.folder), job.config.train.steps
-    return trained_steps(run) == steps and (job.distance is None or has_distance(run, job.distance, steps))
+    return trained_steps(run) == steps and (job.distance is None or has_distance(run, job.distance, job.config))
 
 
-def has_distance(run: Run, spec: DistanceSpec, step: int) -> bool:
-    """Whether RUN/distance.json belongs to this step and this spec."""
+def has_distance(run: Run, spec: DistanceSpec, config: Config) -> bool:
+    """Whether RUN/distance.json is what `measure_distance` would write: a resumed run may change how it samples."""
+    card = run.evaluations.get("compare", {}).get("card", {})
+    if not card:
+        return False
+
+    from scalelong.diffusion.samplers import get_sampler
     from scalelong.evaluation.extractors import NAMES
 
-    card = run.evaluations.get("compare", {}).get("card", {})
-    generation = card.get("generation") or {}
+    request, generation = _request(spec, config), card.get("generation") or {}
+    wanted = {
+        "step": config.train.steps, "sampler": request.sampler, "guidance": request.guidance,
+        "evaluations": get_sampler(request.sampler).evaluations(request.steps),
+        "clip_denoised": request.clips(config),
+    }  # fmt: skip
     return bool(
-        str(card.get("extractor", "")).startswith(NAMES[spec.extractor or run.config.evaluate.extractor])
+        str(card.get("extractor", "")).startswith(NAMES[spec.extractor or config.evaluate.extractor])
         and card.get("n") == spec.n
-        and generation.get("step") == step
-        and spec.evaluations in (None, generation.get("evaluations"))
+        and all(generation.get(key) == value for key, value in wanted.items())
     )
 
 
-def measure_distance(run: Run, spec: DistanceSpec) -> None:
+def measure_distance(run: Run, spec: DistanceSpec, config: Config) -> None:
     """Compare samples of the run's EMA network with its training data and write RUN/distance.json."""
     from scalelong.evaluation import build_extractor
-    from scalelong.runs.generate import best_device, evaluation_request
+    from scalelong.runs.generate import best_device
     from scalelong.training.parallel import join_processes
 
     device = best_device(join_processes()[0])
-    request = evaluation_request(run.config, spec.n, steps=spec.evaluations or run.config.sample.steps)
-    extractor: Any = build_extractor(spec.extractor or run.config.evaluate.extractor)
-    run.evaluate(request, extractor=extractor.to(device), net=run.net.to(device), save_as="compare")
+    extractor: Any = build_extractor(spec.extractor or config.evaluate.extractor)
+    run.evaluate(_request(spec, config), extractor=extractor.to(device), net=run.net.to(device), save_as="compare")
+
+
+def _request(spec: DistanceSpec, config: Config) -> Request:
+    from scalelong.runs.generate import evaluation_request
+
+    return evaluation_request(config, spec.n, steps=spec.evaluations or config.sample.steps)
 
 
 def _stop_when_closed(source: int) -> None:

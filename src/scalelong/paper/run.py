@@ -1,7 +1,6 @@
 """Run an item: train what is missing, analyse, judge, write results/paper/ITEM.json and .png."""
 
 import json
-import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -117,9 +116,13 @@ def train_study(study: Study, options: Options) -> list[str]:
     from scalelong.experiments.compare import run_comparison
 
     if study.records is not None and (study.records / PLAN).exists():
-        if run_missing(read_plan(study.records), options.runs, options.jobs, quiet=options.quiet, gpus=options.gpus):
-            raise StoppedError(signal.SIGTERM)
-        return []
+        if not read_trained(study, options.runs).missing:
+            return []
+        campaign = read_plan(study.records)
+        worked = run_missing(campaign, options.runs, options.jobs, quiet=options.quiet, gpus=options.gpus)
+        if worked.signal is not None:
+            raise StoppedError(worked.signal)
+        return [f"{study.name}/{ending.job.name} {ending.reason()}" for ending in worked.failures]
     result = run_comparison(
         study.variants(), study.seeds, options.runs / study.name, distance=study.distance, jobs=options.jobs,
         gpus=options.gpus, quiet=options.quiet,

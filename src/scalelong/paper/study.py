@@ -54,8 +54,12 @@ class Study:
     records: Path | None = None  # of a campaign with the same runs: its records stand for run folders
 
     def changed(self, seeds: tuple[int, ...] | None, steps: int | None) -> Study:
-        """Return the study with other seeds or steps; another number of steps gets a name and a folder of its own."""
-        study = self if seeds is None else replace(self, seeds=seeds)
+        """Return the study with other seeds or steps; another number of steps gets a name and a folder of its own.
+
+        The plan behind `records` trains its own seeds only; with others the runs are trained in folders.
+        """
+        planned = seeds is None or set(seeds) <= set(self.seeds)
+        study = replace(self, seeds=seeds or self.seeds, records=self.records if planned else None)
         if steps in (None, self.steps):
             return study
         seconds = self.seconds * steps / self.steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
 from scalelong.experiments.campaign_results import CURVES, EFFECTS, measures_of
@@ -36,7 +36,7 @@ def _norms(results: Results) -> Figure:
     for axes, arms in zip(figure.subplots(len(families), 3, squeeze=False), families, strict=True):
         n = max(len(norms["norm"]) for arm in arms for norms in _norms_of(results, arm))
         for ax, i in zip(axes, dict.fromkeys((1, max(1, n // 2), n)), strict=False):
-            for arm, color in zip(arms, colors(), strict=False):
+            for arm, color in zip(arms, cycle(colors()), strict=False):
                 runs = _norms_of(results, arm)
                 if not runs:
                     continue
@@ -72,7 +72,7 @@ def _curves(results: Results) -> Figure:
     figure = new_figure(6 * len(keys), 3.9 * len(families))
     for (row, arms), (column, key) in product(enumerate(families), enumerate(keys)):
         ax = figure.add_subplot(len(families), len(keys), row * len(keys) + column + 1)
-        for arm, color in zip(arms, colors(), strict=False):
+        for arm, color in zip(arms, cycle(colors()), strict=False):
             found = [measures_of(record).curves.get(key) for record in results.by_arm(arm).values()]
             curves = [curve for curve in found if curve is not None and len(curve)]
             for curve in curves:
@@ -97,7 +97,7 @@ def _effects(results: Results) -> Figure:
         ax = grid[row, column]
         levels = [level for own, level in table if own == factor]
         scalings = list(table[factor, levels[0]])
-        for k, (scaling, color) in enumerate(zip(scalings, colors()[1:], strict=False)):
+        for k, (scaling, color) in enumerate(zip(scalings, cycle(colors()[1:]), strict=False)):
             points = [(x, e) for x, level in enumerate(levels) if (e := table[factor, level][scaling]) is not None]
             if points:
                 xs = [x + 0.12 * (k - (len(scalings) - 1) / 2) for x, _ in points]

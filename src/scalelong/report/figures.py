@@ -174,7 +174,7 @@ def draw_frontier(rows: Sequence[Row]) -> Figure:
     for ax, setting in zip(figure.subplots(1, len(settings), squeeze=False).flat, settings, strict=True):
         own = [row for row in rows if (row.cell.network, row.cell.optimizer) == setting]
         base = {row.cell.skips: row.frontier.lr for row in own if row.cell.scaling.is_identity}
-        for label, color in zip(dict.fromkeys(row.cell.scaling.label for row in own), colors(), strict=False):
+        for label, color in zip(dict.fromkeys(row.cell.scaling.label for row in own), cycle(colors()), strict=False):
             line = sorted((row for row in own if row.cell.scaling.label == label), key=lambda row: row.cell.skips)
             xs, ys = [row.cell.skips for row in line], [row.frontier.lr for row in line]
             ax.loglog(xs, ys, "o-", color=color, label=label)
@@ -196,7 +196,7 @@ def draw_sensitivity(rows: Sequence[dict[str, Any]]) -> Figure:
     figure = new_figure(5.2 * len(settings), 4.2)
     for ax, setting in zip(figure.subplots(1, len(settings), squeeze=False).flat, settings, strict=True):
         own = [row for row in rows if (row["network"], row["optimizer"], row["skips"]) == setting]
-        for row, color in zip(own, colors(), strict=False):
+        for row, color in zip(own, cycle(colors()), strict=False):
             ax.semilogx(row["lr"], row["loss"], "o-", ms=3, color=color, label=row["label"])
         ax.set(title=f"{setting[0]}, {setting[1]}, N = {setting[2]}", xlabel="learning rate", ylabel="final loss")
         ax.legend(fontsize=8)
@@ -226,7 +226,7 @@ def draw_transfer(curves: Sequence[Curve]) -> Figure:
     figure = new_figure(5.2 * len(panels), 4.2)
     for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True).flat, panels, strict=True):
         own = [c for c in curves if (c.cell.parametrization, c.cell.scaling.label) == panel]
-        for curve, color in zip(own, colors(), strict=False):
+        for curve, color in zip(own, cycle(colors()), strict=False):
             points = [(lr, values) for lr, values in curve.losses.items() if None not in values]
             means = [(lr, math.fsum(v for v in values if v is not None) / len(values)) for lr, values in points]
             if means:

@@ -21,7 +21,8 @@ from scalelong.version import __version__
 
 # Losses compare only between runs that agree in these settings.
 SAME = (
-    "data.name", "data.validation", "data.image_size", "validate.n", "data.vae",
+    *(f"data.{part}" for part in ("name", "hub_config", "validation", "holdout", "image_size", "channels")),
+    *(f"data.{part}" for part in ("background", "vae", "latent_scale")), "validate.n",
     *(f"diffusion.{part}" for part in ("objective", *OBJECTIVES["eps"], *READ_BY)),
 )  # fmt: skip
 SCRIPTS = ("draw.js", "lines.js", "forest.js", "page.js")  # in one scope, in this order

@@ -10,6 +10,8 @@ from scalelong.runs.config import Config, flatten
 from scalelong.runs.run import Run, find_runs
 from scalelong.scaling import parse_scaling
 
+SEPARATOR = " · "
+
 
 @dataclass(frozen=True)
 class RunView:
@@ -37,7 +39,9 @@ def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
 
 def labels(views: Sequence[RunView]) -> list[str]:
     """All labels, each once. The unscaled network comes first: it is the baseline."""
-    return sorted(dict.fromkeys(view.label for view in views), key=lambda label: label != "none")
+    return sorted(
+        dict.fromkeys(view.label for view in views), key=lambda label: label.partition(SEPARATOR)[0] != "none"
+    )
 
 
 def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -67,15 +71,21 @@ def is_scaling_key(key: str) -> bool:
 
 
 def _labels(runs: list[Run], seeds: list[int | None]) -> list[str]:
-    """The scaling's label, followed by up to two other settings that differ between the runs."""
+    """The scaling's label, followed by the other settings that distinguish the runs: two, or more where needed."""
     settings = [run.settings for run in runs if run.settings]
     differing = [key for key in differing_keys(settings) if key not in ("seed", "preset") and not is_scaling_key(key)]
-    labels = []
-    for run in runs:
-        others = [f"{key.rpartition('.')[2]} {run.settings.get(key, _defaults().get(key))}" for key in differing[:2]]
-        labels.append(" · ".join([scaling_of(run), *others]) if run.settings else run.name)
+    whole = [_label(run, differing) for run in runs]
+    for shown in range(2, max(2, len(differing)) + 1):
+        labels = [_label(run, differing[:shown]) for run in runs]
+        if len(set(zip(labels, whole, strict=True))) == len(set(labels)):  # equal labels hide no difference
+            break
     distinct = set(zip(labels, seeds, strict=True))
     return labels if len(distinct) == len(runs) else [run.name for run in runs]
+
+
+def _label(run: Run, keys: Sequence[str]) -> str:
+    others = [f"{key.rpartition('.')[2]} {run.settings.get(key, _defaults().get(key))}" for key in keys]
+    return SEPARATOR.join([scaling_of(run), *others]) if run.settings else run.name
 
 
 def scaling_of(run: Run) -> str:

@@ -97,6 +97,11 @@ class Series:
         finite = self.finite().values
         return float(finite[-1]) if len(finite) else None
 
+    @property
+    def final(self) -> float | None:
+        """The last value, None if it is not finite."""
+        return float(self.values[-1]) if len(self) and np.isfinite(self.values[-1]) else None
+
 
 EMPTY = Series(np.empty(0), np.empty(0))
 
