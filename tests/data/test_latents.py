@@ -129,6 +129,16 @@ def test_latents_are_found_again_and_depend_on_images_and_weights(
     assert torch.equal(pickle.loads(pickle.dumps(second)).batch([1]), first.batch([1]))
 
 
+def test_latents_depend_on_what_the_autoencoders_config_changes(data: ImageData):
+    plain = encode_latents(data, small_vae())
+    for change in ({"shift_factor": 0.5}, {"act_fn": "gelu"}, {"norm_num_groups": 2}):
+        changed = encode_latents(data, small_vae(**change))
+        assert changed.folder != plain.folder
+        assert not torch.allclose(changed.batch([0]), plain.batch([0]))
+    assert encode_latents(data, small_vae(shift_factor=0.5)).shift == 0.5
+    assert encode_latents(data, small_vae(scaling_factor=0.5)).folder == plain.folder  # applied when they are read
+
+
 def test_grey_images_are_encoded_as_three_equal_channels(tmp_path: Path, vae: Path, images: np.ndarray):
     np.save(tmp_path / "grey.npy", images[..., :1])
     np.save(tmp_path / "colour.npy", images[..., :1].repeat(3, axis=3))

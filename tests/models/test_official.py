@@ -5,7 +5,7 @@ import torch
 from reference_uvit import make_state_dict, run
 from safetensors.torch import save_file
 
-from scalelong import ConstantScaling, LearnableScaling, NoScaling, UniformScaling, UViT, describe
+from scalelong import ConstantScaling, LearnableScaling, NoScaling, SkipTuning, UniformScaling, UViT, compose, describe
 from scalelong.errors import DataError, InvalidValueError, UnsupportedNetworkError
 
 SIZES = {"width": 48, "patches_side": 4, "patch": 2, "channels": 3, "n": 3}
@@ -95,6 +95,9 @@ def test_without_a_requested_scaling_the_weights_decide():
 def test_ls_without_its_weights_names_the_keys_unless_it_starts_at_the_identity():
     with pytest.raises(UnsupportedNetworkError, match=r"se\.layer1\.weight"):
         UViT.from_official(state_dict(), img_size=8, num_heads=4, scaling=LearnableScaling())
+    composed = compose(LearnableScaling(), SkipTuning(0.8))
+    with pytest.raises(UnsupportedNetworkError, match=r"se\.layer1\.weight"):
+        UViT.from_official(state_dict(), img_size=8, num_heads=4, scaling=composed)
     state = state_dict()
     model = UViT.from_official(state, img_size=8, num_heads=4, scaling=LearnableScaling(init="identity"))
     x, t, _ = inputs(state)

@@ -17,7 +17,7 @@ from scalelong.data.prompts import PromptEncoder
 from scalelong.diffusion import get_process, get_sampler, guided
 from scalelong.diffusion.network import Denoiser
 from scalelong.errors import InvalidValueError, UnknownNameError
-from scalelong.models.pipeline import SCHEDULERS, ScaleLongPipeline
+from scalelong.models.pipeline import SCHEDULERS, ScaledUNet, ScaleLongPipeline
 from scalelong.models.prediction import Prediction
 from scalelong.process import VPSDE
 
@@ -176,6 +176,13 @@ def test_prompts_as_diffusers_users_write_them():
     four = images(prompt=["a red circle", "two squares"], num_images_per_prompt=2)
     assert four.shape[0] == 4
     assert images(4, prompt="a red circle").shape[0] == 4
+    latents = torch.randn(4, 1, 8, 8, generator=seeded())  # one per image, as in diffusers
+    pair = {"prompt": ["a red circle", "two squares"], "num_images_per_prompt": 2}
+    np.testing.assert_array_equal(images(**pair, latents=latents), four)
+    with pytest.raises(InvalidValueError, match="latents.*6 images, got 4"):
+        images(**pair | {"num_images_per_prompt": 3}, latents=latents)
+    with pytest.raises(InvalidValueError, match="num_images_per_prompt must be 1 together with batch_size 4"):
+        images(4, **pair)
     guided_by = images("a red circle", guidance_scale=3.0)
     assert not np.array_equal(one, guided_by)
     assert not np.array_equal(guided_by, images("a red circle", guidance_scale=3.0, negative_prompt="squares"))
@@ -279,6 +286,45 @@ def test_a_folder_of_an_earlier_version_keeps_its_scaling(tmp_path):
     assert torch.equal(a, b)
     remove(again.unet)
     assert not torch.allclose(a, again(2, 3, seeded(), output_type="pt", **condition).images)
+
+
+@pytest.mark.parametrize("name", ["uvit-ls", "unet-cs"])
+def test_a_pipeline_with_a_compiled_network_is_saved_as_the_network_inside(tmp_path, name):
+    pipe, condition = pipelines()[name]
+    quiet(pipe).unet.eval()
+    expected = pipe(2, 2, seeded(), output_type="pt", **condition).images
+    pipe.unet = torch.compile(pipe.unet, backend="eager")
+    pipe.save_pretrained(tmp_path)
+    again = quiet(ScaleLongPipeline.from_pretrained(tmp_path))
+    assert torch.equal(again(2, 2, seeded(), output_type="pt", **condition).images, expected)
+
+
+@pytest.mark.parametrize("name", ["uvit-ls", "unet-cs"])
+@pytest.mark.filterwarnings("ignore")
+def test_pickled_weights_are_not_opened(tmp_path, name):
+    pipe, _ = pipelines()[name]
+    pipe.save_pretrained(tmp_path, safe_serialization=False)
+    assert list((tmp_path / "unet").glob("*.bin"))
+    for load in (lambda: ScaleLongPipeline.from_pretrained(tmp_path),
+                 lambda: (UViT if "uvit" in name else ScaledUNet).from_pretrained(tmp_path / "unet")):  # fmt: skip
+        with pytest.raises(OSError, match="safetensors"):
+            load()
+
+
+def test_tied_weights_are_saved_and_loaded(tmp_path):
+    from scalelong.models.registry import load_network, save_network
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+            self.two.weight = self.one.weight
+
+    net = Tied()
+    save_network(net, tmp_path)
+    again = load_network(tmp_path, Tied)
+    assert torch.equal(again.one.weight, net.one.weight)
+    assert again.two.weight is again.one.weight
 
 
 @pytest.mark.parametrize("kind", ["uvit", "unet"])

@@ -218,6 +218,43 @@ def test_an_average_can_be_an_averaged_model_or_a_list():
         StabilityMonitor(net, ema=[torch.zeros(1), torch.zeros(2)])
 
 
+def test_an_average_is_followed_after_its_tensors_are_replaced():
+    from diffusers.training_utils import EMAModel
+
+    net = small_uvit()
+    ema = EMAModel(net.parameters())
+    monitor = StabilityMonitor(net, batch(0)[:2], every=1, ema=ema)
+    saved = ema.state_dict()
+    saved["shadow_params"] = [2 * p for p in ema.shadow_params]
+    ema.load_state_dict(saved)  # as accelerator.load_state does
+    train(net, 1, monitor, lr=0.0)
+    assert monitor.last["drift"]["total"] == pytest.approx(0.5)
+    ema.shadow_params = [p.double() for p in net.parameters()]  # as `EMAModel.to` does
+    train(net, 1, monitor, lr=0.0, start=2)
+    assert monitor.last["drift"]["total"] == 0.0
+    iterator = StabilityMonitor(net, batch(0)[:2], every=1, ema=copy.deepcopy(net).parameters())
+    train(net, 2, iterator, lr=0.0)
+    assert iterator.last["drift"]["total"] == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_norms_of_half_precision_gradients_are_computed_in_single_precision(dtype, mixed):
+    net, alarms = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(dtype), []
+    if mixed:
+        net[1].float()
+    monitor = StabilityMonitor(
+        net, lambda net: net[0](torch.zeros(4, 64, dtype=dtype)), every=1, on_alarm=alarms.append
+    )
+    with monitor.step(1):
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, 8000.0)
+    exact = math.sqrt(sum(p.grad.double().square().sum() for p in net.parameters()))
+    assert exact > torch.finfo(torch.float16).max
+    assert monitor.last["grad"]["total"] == pytest.approx(exact, **CLOSE)
+    assert not alarms
+
+
 def test_losses_cover_every_step_since_the_last_snapshot_and_timestep_bins():
     net, kept = small_uvit(), {}
     monitor = StabilityMonitor(net, batch(0)[:2], every=5)

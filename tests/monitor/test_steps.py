@@ -130,6 +130,50 @@ def test_validation_between_accumulated_batches_is_not_recorded():
     assert norms[0]["n"] == 8
 
 
+def with_closure(net, optimizer, steps):
+    torch.manual_seed(1)
+    for _ in range(steps):
+        x, t = torch.randn(4, 1, 8, 8), torch.rand(4) * 999
+
+        def closure(x=x, t=t):
+            optimizer.zero_grad()
+            loss = (net(x, t) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        torch.randn(9, 1, 8, 8)  # as `train` does
+
+
+def test_a_step_with_a_closure_is_recorded_as_one_without():
+    entries = []
+    for run in (train, with_closure):
+        net, optimizer = make()
+        watch = scalelong.StabilityMonitor(net, every=1).attach(optimizer)
+        run(net, optimizer, 3)
+        entries.append(watch.last)
+    assert entries[0]["step"] == 3
+    assert entries[0] == entries[1]
+
+
+def test_a_line_search_is_one_step_at_the_weights_before_it():
+    net, _ = make()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+    before = copy.deepcopy(net)
+    watch = scalelong.StabilityMonitor(net, every=1).attach(optimizer)
+    with_closure(net, optimizer, 1)
+    first = watch.last
+    assert (first["step"], first["train"]["n"]) == (1, 4)
+    wrapped = scalelong.StabilityMonitor(before, every=1)
+    with wrapped.step(1):
+        torch.manual_seed(1)
+        (before(torch.randn(4, 1, 8, 8), torch.rand(4) * 999) - 1).square().mean().backward()
+    assert first["train"] == wrapped.last["train"]
+    assert first["grad"] == wrapped.last["grad"]
+    with_closure(net, optimizer, 2)
+    assert watch.last["step"] == 3
+
+
 def test_a_compiled_network_has_its_gradients_and_probe_recorded():
     net, optimizer = make()
     x = torch.randn(2, 1, 8, 8), torch.tensor([10.0, 20.0])

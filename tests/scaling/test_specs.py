@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 import warnings
@@ -79,7 +80,7 @@ def test_a_uniform_value_that_is_not_a_positive_number_is_rejected(value):
         UniformScaling(value)
 
 
-@pytest.mark.parametrize("coefficients", [[], [1, -1], [1, math.nan], "0.5", 3, None])
+@pytest.mark.parametrize("coefficients", [[], [1, math.nan], [1, "x"], "0.5", 3, None])
 def test_coefficients_that_are_not_a_list_of_numbers_are_rejected(coefficients):
     with pytest.raises(InvalidValueError, match="coefficients"):
         ExplicitScaling(coefficients)
@@ -233,6 +234,16 @@ def test_specs_report_a_skip_that_is_almost_cut_and_a_sum_outside_the_range():
     assert "warning" in levels
     assert [notice.level for notice in UniformScaling(0.3).notices(6)] == ["info"]
     assert NoScaling().notices(12) == LearnableScaling().notices(12) == []
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("n", [2, 3, 8, 13, 40])
+def test_the_kappa_that_a_notice_proposes_raises_no_notice(n, reverse):
+    (notice,) = (one for one in ConstantScaling(0.05, reverse=reverse).notices(n + 1) if one.level == "warning")
+    proposed = float(re.search(r"kappa >= ([\d.]+)", notice.text)[1])
+    assert not [one for one in ConstantScaling(proposed, reverse=reverse).notices(n + 1) if one.level == "warning"]
+    below = ConstantScaling(proposed - 0.01, reverse=reverse).notices(n + 1)
+    assert [one for one in below if one.level == "warning"]  # and no larger than needed
 
 
 def test_a_subclass_with_a_kind_is_a_scaling_everywhere():

@@ -62,6 +62,16 @@ def test_scalars_need_no_examples_and_lose_nothing():
     torch.testing.assert_close(net(x, t), before)
 
 
+def test_a_negative_scalar_becomes_a_negative_constant():
+    net = network(calibration="scalar")
+    with torch.no_grad():
+        scaling_of(net).kappa.copy_(torch.tensor([0.9, -0.1]))
+    x, t = batches(1)[0]
+    before = net(x, t)
+    assert scalelong.distill(net).scaling.values == pytest.approx((0.9, -0.1))
+    torch.testing.assert_close(net(x, t), before)
+
+
 def test_it_saves_and_loads_as_constants(tmp_path):
     net = network()
     scalelong.distill(net, batches())

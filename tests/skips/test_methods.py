@@ -22,6 +22,7 @@ from scalelong import (
     MagnitudePreserving,
     NormScaling,
     ScalingWarning,
+    SelfConditioning,
     SkipAdapter,
     SkipTuning,
     SparseScaling,
@@ -346,6 +347,8 @@ def test_set_coefficients_equals_a_new_scaling_and_touches_no_hook():
         scalelong.set_coefficients(net, [1.0, 0.9, 0.8])
     with pytest.raises(UnsupportedNetworkError, match="not to FreeU"):
         scalelong.set_coefficients(net, FreeU())
+    with pytest.raises(UnsupportedNetworkError, match="not to SelfConditioning"):
+        scalelong.set_coefficients(net, SelfConditioning("mid_block"))
     with pytest.raises(ScalingStateError, match="not scaled"):
         scalelong.set_coefficients(make(name), [1.0] * 4)
     with pytest.raises(UnsupportedNetworkError, match="no coefficients that can be set"):
@@ -424,6 +427,41 @@ def test_controlnet_residuals_are_scaled_with_the_skip():
     seen.clear()
     net(x, t, text)
     assert all(not torch.allclose(with_control[i], seen[i]) for i in seen)  # skip and residual together
+
+
+def test_a_pass_that_reaches_no_hook_of_the_network_does_not_reuse_a_timestep():
+    name = "UNet2DModel"
+    net = scalelong.apply(make(name), SkipTuning(0.5, timesteps=(0, 500)))
+    x = example(name).args[0]
+    with torch.no_grad():
+        net(x, 10)
+        with pytest.raises(UnsupportedNetworkError, match="has not seen a timestep"):
+            net.forward(x, 900)
+        with pytest.raises(RuntimeError):
+            net(torch.randn(1, 1, 8, 8), 10)  # a pass that fails
+    assert scaling_of(net).active is None
+
+
+@pytest.mark.parametrize("spec", [SkipTuning(0.5, timesteps=(0, 500)),
+                                  compose(SkipAdapter(4), SkipTuning(0.5, timesteps=(0, 500)))], ids=str)  # fmt: skip
+def test_checkpointed_blocks_are_recomputed_with_the_timestep_of_their_pass(spec):
+    name = "UNet2DConditionModel"
+    x, t, text = example(name).args
+    gradients = []
+    for checkpointed in (False, True):
+        net = wake(scalelong.apply(make(name), spec)).train().requires_grad_(True)
+        if checkpointed:
+            net.enable_gradient_checkpointing()
+        net(x, t, text).sample.square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_freeus_b_is_not_rounded_to_half_precision():
+    backbone = torch.full((1, 4, 4, 4), 192.0, dtype=torch.bfloat16)
+    module = FreeU(1.3, 1.4, 1.0, 1.0).build([scalelong.SkipShape(4)] * 2)
+    _, amplified = module(backbone, 2, backbone)
+    assert torch.equal(amplified[:, :2], (backbone * 1.3)[:, :2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -138,6 +138,31 @@ def test_a_pipeline_saved_with_ls_in_its_own_file_comes_back_too_but_diffusers_c
     assert torch.equal(run(scalelong.load_scaling(again, tmp_path), "UNet2DModel"), run(net, "UNet2DModel"))
 
 
+def clear_by_remove(net, folder):
+    scalelong.remove(net)
+
+
+def clear_by_no_scaling(net, folder):
+    scalelong.apply(net, scalelong.NoScaling())
+
+
+def clear_by_loading_none(net, folder):
+    scalelong.save_scaling(make("UNet2DModel"), folder, allow_unscaled=True)
+    scalelong.load_scaling(net, folder)
+
+
+@pytest.mark.parametrize("clear", [clear_by_remove, clear_by_no_scaling, clear_by_loading_none])
+@pytest.mark.filterwarnings("ignore::scalelong.ScalingWarning")  # of `save_pretrained`, which is the case here
+def test_the_config_of_a_loaded_network_forgets_a_scaling_that_it_does_not_have(clear, tmp_path):
+    scalelong.apply(make("UNet2DModel"), scalelong.ConstantScaling(0.7)).save_pretrained(tmp_path / "scaled")
+    net = type(make("UNet2DModel")).from_pretrained(tmp_path / "scaled")
+    assert "scalelong" in net.config
+    clear(net, tmp_path / "none")
+    assert "scalelong" not in net.config
+    net.save_pretrained(tmp_path / "again")
+    assert "scalelong" not in json.loads((tmp_path / "again" / "config.json").read_text())
+
+
 def test_the_scaling_of_a_wrapped_network_is_saved_from_inside(tmp_path):
     net = scalelong.apply(make("StackedUNet"), LearnableScaling())
     scalelong.save_scaling(nn.DataParallel(net), tmp_path)

@@ -232,6 +232,27 @@ def test_ls_parameters_train_beside_a_lora():
         assert all("skip_scaling" in key or "lora_" in key for key in trained)
 
 
+def test_unscaled_leaves_trainable_what_became_so_after_apply():
+    name = "UNet2DConditionModel"
+    net = scalelong.apply(make(name).train(), scalelong.SkipAdapter(4))
+    net.add_adapter(lora())
+    net.conv_out.requires_grad_(True)
+    before = {key: p.requires_grad for key, p in net.named_parameters()}
+    assert {True, False} == set(before.values())
+    for _ in range(2):
+        with scalelong.unscaled(net):
+            pass
+        assert {key: p.requires_grad for key, p in net.named_parameters()} == before
+    with pytest.raises(ScaleLongError):  # a replacement that fails restores the former scaling
+        scalelong.apply(net, scalelong.ExplicitScaling([1.0]), replace=True)
+    assert {key: p.requires_grad for key, p in net.named_parameters()} == before
+    plain = scalelong.apply(make(name).train(), scalelong.SkipAdapter(4))
+    with scalelong.unscaled(plain):
+        assert all(p.requires_grad for p in plain.parameters())
+    assert not plain.conv_out.weight.requires_grad
+    assert all(p.requires_grad for p in scalelong.remove(plain).parameters())
+
+
 @torch.no_grad()
 def test_lora_on_the_layer_that_joins_is_understood():
     from peft import LoraConfig, get_peft_model

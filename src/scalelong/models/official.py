@@ -108,7 +108,8 @@ def _choose_scaling(requested: Any, calibration: dict[str, Tensor], *, n: int, t
     """Select LS if `se.*` is present, and check that a requested scaling agrees with the weights."""
     spec = None if requested is None else parse_scaling(requested)
     if not calibration:
-        if isinstance(spec, LearnableScaling) and spec.init != "identity":
+        parts = getattr(spec, "scalings", (spec,))  # of a composition
+        if any(isinstance(part, LearnableScaling) and part.init != "identity" for part in parts):
             lacking = ", ".join(f"se.{key}" for key in _SE)
             raise UnsupportedNetworkError(f'the weights lack {lacking} of LS; use init="identity" to start a new one')
         return parse_scaling(spec)

@@ -41,7 +41,7 @@ class ScaledUNet(ModelMixin):
     @classmethod
     def from_pretrained(cls, folder: str | Path, **kwargs: Any) -> Any:
         name = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["_class_name"]
-        net = getattr(diffusers, name).from_pretrained(folder, **kwargs)
+        net = getattr(diffusers, name).from_pretrained(folder, **{**kwargs, "use_safetensors": True})
         scaled = load_scaling(aligned(net), folder)
         return scaled if net.dtype == torch.float32 else scaled.to(net.dtype)  # diffusers warns of any cast
 
@@ -148,7 +148,8 @@ class ScaleLongPipeline(DiffusionPipeline):
         """Sample images.
 
         Args:
-            batch_size: Number of images. Default: one per label, prompt or row of `latents`. A text counts as `prompt`.
+            batch_size: Number of images. Default: `num_images_per_prompt` per label or prompt, or one per row of
+                `latents`. A text counts as `prompt`.
             class_labels: One label or name for all images, or one per image.
             prompt, negative_prompt: Text for all images, or one per image; the negative one replaces the empty prompt.
             prompt_embeds, negative_prompt_embeds: Their tokens (B, L, D) instead.
@@ -167,8 +168,13 @@ class ScaleLongPipeline(DiffusionPipeline):
         guidance = self.config.guidance_scale if guidance_scale is None else guidance_scale
         context = self._tokens("prompt", prompt, prompt_embeds)
         labels = self._labels(class_labels)
-        given = [len(value) for value in (context, labels, latents) if value is not None and value.ndim]
-        n = batch_size or max(given, default=1) * num_images_per_prompt
+        if batch_size is not None and num_images_per_prompt != 1:
+            raise invalid("num_images_per_prompt", f"1 together with batch_size {batch_size}", num_images_per_prompt)
+        given = [len(value) for value in (context, labels) if value is not None and value.ndim]
+        rows = 1 if latents is None else len(latents)
+        n = batch_size or max(max(given, default=1) * num_images_per_prompt, rows)
+        if rows not in (1, n):
+            raise invalid("latents", f"one row for all or one for each of the {n} images", rows)
         y = None if labels is None else _rows("class_labels", labels.to(device), n)
         null_context = self._tokens("negative_prompt", negative_prompt, negative_prompt_embeds)
         if context is not None:
@@ -310,7 +316,7 @@ class ScaleLongPipeline(DiffusionPipeline):
 
         Args:
             folder: A local folder, or owner/name of a repository on the Hugging Face hub.
-            **kwargs: As of diffusers' `DiffusionPipeline.from_pretrained`.
+            **kwargs: As of diffusers' `DiffusionPipeline.from_pretrained`. Weights are read from safetensors only.
 
         Returns:
             The pipeline.
@@ -324,7 +330,7 @@ class ScaleLongPipeline(DiffusionPipeline):
             folder = Path(folder) / "model"  # a run
         for module in own_modules(cls.load_config(folder)):
             importlib.import_module(module)
-        pipe = super().from_pretrained(folder, **kwargs)
+        pipe = super().from_pretrained(folder, **{**kwargs, "use_safetensors": True})  # never a pickle
         if (Path(folder) / "unet" / SCALING).is_file() and scaling_of(pipe.unet) is None:
             load_scaling(aligned(pipe.unet), Path(folder) / "unet")  # of a version that did not write `ScaledUNet`
         return pipe

@@ -27,7 +27,7 @@ def pipeline_config(objective: Objective) -> dict[str, Any]:
 
 def component(net: Any) -> Component:
     """Return how model_index.json refers to a network: one of diffusers loads together with its scaling."""
-    kind = type(net)
+    kind = type(getattr(net, "_orig_mod", net))  # inside torch.compile's wrapper
     return SCALED_UNET if kind.__module__.startswith("diffusers.") else (kind.__module__, kind.__name__)
 
 

@@ -51,9 +51,8 @@ def save_network(net: nn.Module, folder: Path) -> None:
     from scalelong.skips import save_scaling, unscaled
 
     if not hasattr(net, "save_pretrained"):
-        save_file(
-            {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}, folder / WEIGHTS
-        )
+        state = net.state_dict().items()  # copied, because safetensors refuses tied weights, which share memory
+        save_file({name: value.detach().to("cpu", copy=True).contiguous() for name, value in state}, folder / WEIGHTS)
         (folder / CONFIG).write_text(json.dumps({"_class_name": type(net).__name__}) + "\n", encoding="utf-8")
     elif "scaling" in net.config:  # type: ignore[operator]  # U-ViT stores its scaling in its own config
         net.save_pretrained(folder)  # type: ignore[operator]

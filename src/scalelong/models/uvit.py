@@ -277,12 +277,12 @@ class UViT(ModelMixin, ConfigMixin):
 
         Args:
             *args: The folder, or a name on the Hugging Face hub.
-            **kwargs: Options of diffusers' `ModelMixin.from_pretrained`.
+            **kwargs: Options of diffusers' `ModelMixin.from_pretrained`. Weights are read from safetensors only.
 
         Returns:
             The network, in eval mode.
         """
-        return aligned(super().from_pretrained(*args, **kwargs))
+        return aligned(super().from_pretrained(*args, **{**kwargs, "use_safetensors": True}))  # never a pickle
 
     @classmethod
     def from_official(

@@ -112,7 +112,9 @@ class StabilityMonitor:
         self.alarms: tuple[Alarm, ...] = ()  # active at the last snapshot
         self._probe = None if probe is None else as_probe(probe, t)
         self._hooks, self._parameters = Hooks(self.root, self.points), ParameterNorms(self.root, self.points)
-        self._ema = None if ema is None else self._parameters.average_of(ema)
+        self._ema = list(ema) if isinstance(ema, Iterator) else ema
+        if ema is not None:
+            self._parameters.average_of(self._ema)  # raises an error now if it does not fit
         self._layout, self._window = Layout(self.points, bins), Window(window)
         self._entries: deque[Entry] = deque(maxlen=window)
         self._writer, self._buffer = LogWriter(out, keep), Buffer()
@@ -121,6 +123,7 @@ class StabilityMonitor:
         self._members: list[list[int]] | None = None
         self._step, self._begun = 0, False
         self._attached: AttachedSteps | None = None
+        self.clipped = False  # whether snapshots see gradients after clipping, as those of Hugging Face's Trainer do
 
     def step(self, step: int, batch: Inputs | None = None) -> AbstractContextManager[None]:
         """Wrap the forward and backward pass of a step. Clipping comes after the block.
@@ -248,9 +251,10 @@ class StabilityMonitor:
         """Write the entry of a snapshot, raise its alarms and log its scalars."""
         if not self._begun:
             self._begin(snapshot.step)
-        drift = None if self._ema is None else self._parameters.drift(self._ema)
+        # Loading a checkpoint or moving the average replaces its tensors, so they are looked up each time.
+        drift = None if self._ema is None else self._parameters.drift(self._parameters.average_of(self._ema))
         last = self._entries[-1]["step"] if self._entries else -1
-        buffered = self._buffer.collect(self._edges, last)
+        buffered = self._buffer.collect(self._edges, last - self.clipped)
         if self.scaler is not None:
             buffered = replace(buffered, bad_gradient=None)  # fp16 overflows now and then by design
         exact = make_entry(self._layout, snapshot, self._before, last, buffered, drift)

@@ -142,7 +142,8 @@ class Hooks:
     """The hooks of one network: built once, attached for the passes of a snapshot and removed after them."""
 
     _exclusive: ClassVar[Hooks | None] = None  # runs a pass of its own, which other monitors must ignore
-    ignored = False  # whether the pass that runs is none of training: `AttachedSteps` decides
+    training_only = False  # whether passes in eval mode or without gradients are ignored: `Steps` asks for it
+    ignored = False  # whether the pass that runs is one of them
 
     def __init__(self, root: nn.Module, points: Points) -> None:
         self.root, self.n = root, points.n
@@ -199,6 +200,8 @@ class Hooks:
                 for module, hook, first in self.before:
                     handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
                 handles += [module.register_forward_hook(hook) for module, hook in self.after]
+                if self.training_only:  # the last to be put first: it decides before anything is recorded
+                    handles.append(self.root.register_forward_pre_hook(_TrainingOnly(self), prepend=True))
                 scaler = scaling_of(self.root)
                 if scaler is not None and scaler.is_factor and coefficients_of(self.root, self.n) is None:
                     handles.append(scaler.register_forward_hook(_Hook(self, Recorder.record_kappa, scaler)))
@@ -207,6 +210,7 @@ class Hooks:
             self.recorder = outer
             if exclusive:
                 Hooks._exclusive = None
+            self.ignored = self.ignored and outer is not None
             for handle in handles:
                 handle.remove()
 
@@ -227,6 +231,16 @@ class _Hook:
         recorder = self.hooks.current()
         if recorder is not None:
             self.record(recorder, *self.context, args, kwargs_or_output)
+
+
+class _TrainingOnly:
+    """A forward pre-hook of the network. Its parts cannot tell: checkpointed blocks run without gradients."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self.hooks = hooks
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.hooks.ignored = not (module.training and torch.is_grad_enabled())
 
 
 class _Tap:
@@ -361,7 +375,14 @@ def _norms(tensors: Sequence[Tensor], sharded: bool = False) -> list[float]:
 
     Norms of shards are combined by one reduction over all processes.
     """
-    norms = torch._foreach_norm(list(tensors))
+    half = [tensor for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]
+    if not half:
+        norms = torch._foreach_norm(list(tensors))
+    elif len(half) == len(tensors):  # whose norm may overflow where no value does
+        norms = torch._foreach_norm(half, 2, torch.float32)
+    else:
+        wide = [torch.promote_types(tensor.dtype, torch.float32) for tensor in tensors]
+        norms = tuple(torch.linalg.vector_norm(t, dtype=dtype) for t, dtype in zip(tensors, wide, strict=True))
     if not sharded:
         return to_cpu(norms).tolist()
     squares = torch.stack(list(norms)).float().square()

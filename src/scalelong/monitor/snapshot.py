@@ -97,7 +97,7 @@ class Buffer:
     def collect(self, edges: Sequence[float], after: int) -> Buffered:
         """Return and clear the buffer, with one synchronization for losses and one for gradient norms.
 
-        Gradient norms of steps up to `after`, the last snapshot, are dropped: that snapshot measured them itself.
+        Gradient norms of steps up to `after` are dropped: the last snapshot measured them itself.
         """
         recent = [(step, norm) for step, norm in self._gradients if step > after]
         norms = to_cpu([norm for _, norm in recent]).tolist() if recent else []

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Begin, end and abandon a recorded step. With accumulated gradients the first of several begins counts."""
+    """Begin, end and abandon a recorded step. With accumulated gradients the first of several begins counts.
+
+    Passes in eval mode or without gradients are not recorded: validation may run between accumulated batches.
+    """
 
     def __init__(self, watch: StabilityMonitor) -> None:
         self.watch = watch
+        watch._hooks.training_only = True
         self._block: AbstractContextManager[None] | None = None
 
     @property
@@ -59,20 +63,19 @@ class AttachedSteps:
         self.steps: Steps | None = Steps(watch)
         self.next = first
         self.waiting: list[int] = []  # hooks that `last` runs
+        self.paused = False  # while an optimizer evaluates its closure again, which is not another step
         optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper has no hooks of its own
         self.handles = [
             watch.root.register_forward_pre_hook(self, with_kwargs=True, prepend=True),
             watch.root.register_forward_pre_hook(self.last, with_kwargs=True),
-            optimizer.register_step_pre_hook(self.end),
+            optimizer.register_step_pre_hook(self.before_step),
         ]
 
     def __call__(self, net: Any, args: Any, kwargs: Any) -> None:
         steps = self.steps
         if steps is None or torch.compiler.is_compiling():
             return
-        training = net.training and torch.is_grad_enabled()
-        steps.watch._hooks.ignored = not training
-        if not training or steps.begun:
+        if self.paused or steps.begun or not (net.training and torch.is_grad_enabled()):
             return
         known, before = set(net._forward_pre_hooks), list[int]()
         steps.begin(self.next)
@@ -89,7 +92,28 @@ class AttachedSteps:
             waiting, self.waiting = self.waiting, []
             _run(net, waiting, args, kwargs)
 
-    def end(self, *_: Any) -> None:
+    def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """End the step, or let the closure that the optimizer is about to call end it."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
+        if not callable(closure):
+            self.end()
+            return None
+        evaluated = False
+
+        def recorded() -> Any:
+            nonlocal evaluated
+            self.paused, evaluated = evaluated, True
+            try:
+                loss = closure()
+                if not self.paused:
+                    self.end()
+                return loss
+            finally:
+                self.paused = False
+
+        return (args[0], recorded, *args[2:]), {name: value for name, value in kwargs.items() if name != "closure"}
+
+    def end(self) -> None:
         steps = self.steps
         if steps is not None and not steps.begun and is_compiled(steps.watch.net):
             steps.begin(self.next)  # compiled code runs no hooks: gradients and the probe are left
@@ -110,7 +134,7 @@ class AttachedSteps:
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"steps": None, "handles": [], "next": 0, "waiting": []}
+        return {"steps": None, "handles": [], "next": 0, "waiting": [], "paused": False}
 
 
 def _run(net: Any, keys: list[int], args: Any, kwargs: Any) -> None:

@@ -310,9 +310,11 @@ def kappa_notices(
         side = f"above {cap:g}, the upper end of the paper's range: features may oscillate more"
     notices = [Notice("info", f"Σκ² = {total:.2f} is {side}")] if side else []
     if kappa is not None and n > 1 and min(coefficients) < SMALLEST:
+        power = n if coefficients[0] < coefficients[-1] else n - 1  # the smallest is κ^N if CS is reversed
+        least = math.ceil(100 * SMALLEST ** (1 / power) - 1e-9) / 100  # rounded up, so that it passes this check
         text = (
             f"kappa = {kappa:g} with {n} long skips scales one of them by {min(coefficients):.2g}, which almost cuts "
-            f"it; use kappa >= {SMALLEST ** (1 / (n - 1)):.2f} to keep every κ_i >= {SMALLEST:g}"
+            f"it; use kappa >= {least:.2f} to keep every κ_i >= {SMALLEST:g}"
         )
         notices.append(Notice("warning", text))
     return notices

@@ -148,7 +148,7 @@ class AdapterSkips(SkipScaling):
 
 
 class TimedSkips(FixedSkips):
-    """ρ_i while the timestep of the pass is within a range, 1 otherwise. A hook on the network sets `active`."""
+    """ρ_i while the timestep of the pass is within a range, 1 otherwise. Hooks on the network set `active`."""
 
     spec: SkipTuning
     timed = True
@@ -169,6 +169,9 @@ class TimedSkips(FixedSkips):
         """Record which samples of a pass are within the range."""
         t = torch.as_tensor(t).reshape(-1).float()
         self.active = (t >= self.range.value(0)) & (t <= self.range.value(1))
+
+    def forget_timestep(self) -> None:
+        self.active = None
 
     def forward(self, skip: Tensor, i: int) -> Tensor:
         if self.active is None:
@@ -204,7 +207,7 @@ class FreeUSkips(TunableSkips):
         if stage > 1:
             return skip, backbone
         b, low = self.value(stage), self.value(2 + stage)
-        amplified = x * _gain(x, b, self.spec.version).to(x.dtype)
+        amplified = x * (b if self.spec.version == 1 else _gain(x, b))
         half = x.shape[1] // 2
         x = torch.cat([amplified[:, :half], x[:, half:]], dim=1)
         s = filtered(s, low)
@@ -223,9 +226,8 @@ class FreeUSkips(TunableSkips):
         return 0 if size == first else 1 if size == second else 2
 
 
-def _gain(x: Tensor, b: Any, version: int) -> Tensor:
-    if version == 1:
-        return torch.as_tensor(b)
+def _gain(x: Tensor, b: Any) -> Tensor:
+    """Return version 2's factor: from 1 where the mean over the channels is smallest to b where it is largest."""
     mean = x.mean(1, keepdim=True)  # (B, 1, …)
     low, high = (f(mean.flatten(1), dim=1).view(-1, *[1] * (x.ndim - 1)) for f in (torch.amin, torch.amax))
     return 1 + (b - 1) * (mean - low) / (high - low).clamp(min=torch.finfo(x.dtype).tiny)
@@ -341,6 +343,11 @@ class ComposedSkips(SkipScaling):
         for part in self._modules_of():
             if isinstance(part, TimedSkips):
                 part.observe_timestep(t)
+
+    def forget_timestep(self) -> None:
+        for part in self._modules_of():
+            if isinstance(part, TimedSkips):
+                part.forget_timestep()
 
     def set(self, spec: Scaling, n: int) -> None:
         parts = self._modules_of()

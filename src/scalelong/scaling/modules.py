@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from scalelong.errors import UnsupportedNetworkError
-from scalelong.scaling.base import Scaling, SkipShape
+from scalelong.scaling.base import FixedScaling, Scaling, SkipShape
 from scalelong.scaling.specs import LearnableScaling
 
 
@@ -22,7 +22,7 @@ class SkipScaling(nn.Module):
     spec: Scaling
     two_sided: bool = False
     observes: bool = False  # monitors do: `observe(backbone, i)` sees the other tensor of a join
-    timed: bool = False  # whether it depends on the timestep: `observe_timestep(t)` is called before each pass
+    timed: bool = False  # `observe_timestep(t)` is called before each pass, `forget_timestep()` after it
     sites: tuple[Any, ...] = ()  # where it acts; set by `scalelong.skips`
     placement: str = "join"
     reached: set[int] | None = None  # the skips of the first training pass, None after it
@@ -113,7 +113,7 @@ class FixedSkips(TunableSkips):
         return self.values
 
     def set(self, spec: Scaling, n: int) -> None:
-        kappas = spec.coefficients(n) if spec.factor and spec.acts_on == "skips" else None
+        kappas = spec.coefficients(n) if isinstance(spec, FixedScaling) and spec.acts_on == "skips" else None
         if kappas is None or (getattr(spec, "timesteps", None) is not None) != self.timed:
             raise UnsupportedNetworkError(f"{self.spec} can be changed to other constants, not to {spec}")
         self.spec = spec

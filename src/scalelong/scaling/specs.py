@@ -257,7 +257,7 @@ class ExplicitScaling(FixedScaling):
     """κ_1…κ_N listed one by one.
 
     Args:
-        coefficients: κ_1…κ_N, outermost first. A zero cuts the skip.
+        coefficients: κ_1…κ_N, outermost first. A zero cuts the skip, a negative number flips its sign.
 
     Examples:
         >>> scalelong.ExplicitScaling([1, 0.7, 0]).coefficients(3)
@@ -281,8 +281,8 @@ class ExplicitScaling(FixedScaling):
         except TypeError:
             items = []
         values = tuple(finite(f"coefficients[{k}]", value) for k, value in enumerate(items))
-        if not values or min(values) < 0:
-            raise invalid("coefficients", "a list of numbers >= 0, κ_1 to κ_N", coefficients)
+        if not values:
+            raise invalid("coefficients", "a list of numbers, κ_1 to κ_N", coefficients)
         object.__setattr__(self, "values", values)
 
     @property

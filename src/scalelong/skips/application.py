@@ -18,6 +18,7 @@ from scalelong.skips.hooks import (
     NAME,
     BranchHook,
     FirstPassHook,
+    LeaveTimestep,
     attach,
     detach,
     scales_in_forward,
@@ -102,6 +103,7 @@ def apply_quietly(
         else:
             found = sites_from(root, sites, example)
             if spec.is_identity:
+                record_scaling(root, None)
                 return net
             _check_norms(found, placement, looked_for=sites is None or example is not None)
             if spec.unresolved:
@@ -123,6 +125,8 @@ def apply_quietly(
         if like is not None:  # a dtype of storage only, such as float8, is none to compute in
             scaler.to(device=like.device, dtype=like.dtype if like.dtype.itemsize > 1 else None)
         scaler.train(root.training)
+        if spec.freezes:
+            scaler.frozen = tuple(name for name, parameter in root.named_parameters() if parameter.requires_grad)
         if spec.needs_example and example is not None:
             from scalelong.skips.measured import register_measured
 
@@ -195,7 +199,9 @@ def _check_norms(sites: list[Site], placement: str, looked_for: bool) -> None:
 
 
 def remove(net: Net) -> Net:
-    """Remove the scaling; the network is bit for bit what it was. Does nothing to an unscaled network.
+    """Remove the scaling; the network is bit for bit what it was.
+
+    Of an unscaled network that was loaded, it clears the scaling that its config still names.
 
     Like `parameters`, `unscaled`, `describe` and `save_scaling`, it also takes a module that holds the scaled network.
 
@@ -215,6 +221,8 @@ def remove(net: Net) -> Net:
     root = scaled_root(net, allow_wrappers=False)
     if (scaler := scaling_of(root)) is not None:
         _unregister(root, scaler)
+    else:
+        record_scaling(root, None)
     return net
 
 
@@ -363,14 +371,13 @@ def _register(root: nn.Module, scaler: SkipScaling) -> None:
         attach_conditioning(root, scaler)
         if scaler.timed:
             root.register_forward_pre_hook(timestep_hook(root, scaler), with_kwargs=True)
+            root.register_forward_hook(LeaveTimestep(scaler), always_call=True)
         if scaler.sites:
             root.register_forward_hook(FirstPassHook(scaler))
     except Exception:
         detach(root, scaler)
         raise
-    if scaler.spec.freezes:
-        scaler.frozen = tuple(name for name, parameter in root.named_parameters() if parameter.requires_grad)
-        _require_grad(root, scaler.frozen, False)
+    _require_grad(root, scaler.frozen, False)
     root.add_module(NAME, scaler)
     record_scaling(root, scaler)
 
@@ -378,6 +385,11 @@ def _register(root: nn.Module, scaler: SkipScaling) -> None:
 def _unregister(root: nn.Module, scaler: SkipScaling) -> None:
     detach(root, scaler)
     delattr(root, NAME)
+    parameters = dict(root.named_parameters())
+    # What the user has unfrozen since is the user's: `unscaled` must not freeze it again.
+    scaler.frozen = tuple(
+        name for name in scaler.frozen if name not in parameters or not parameters[name].requires_grad
+    )
     _require_grad(root, scaler.frozen, True)
     record_scaling(root, None)
 

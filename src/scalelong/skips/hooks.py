@@ -244,6 +244,15 @@ class TimestepHook(SkipHook):
         self.actor.observe_timestep(t)
 
 
+@dataclass(eq=False)
+class LeaveTimestep(SkipHook):
+    """A forward hook of the network, called always: a call that its hooks do not see must not use an old timestep."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not torch.is_grad_enabled():  # backward recomputes checkpointed blocks, with the timestep of this pass
+            self.actor.forget_timestep()
+
+
 TIMES = ("timestep", "timesteps", "t", "time", "times", "noise_labels", "sigma")  # names of that argument
 
 

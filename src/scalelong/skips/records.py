@@ -46,8 +46,9 @@ def record_scaling(root: nn.Module, scaler: SkipScaling | None) -> None:
         register(**{KEY: {"scaling": scaler.spec.to_dict(), "placement": scaler.placement}})
         root.__dict__["save_pretrained"] = SaveWarning(root)
     else:
-        root._internal_dict = type(config)({k: v for k, v in config.items() if k != KEY})  # the config has no delete
         root.__dict__.pop("save_pretrained", None)
+        if KEY in config:
+            root._internal_dict = type(config)({k: v for k, v in config.items() if k != KEY})  # it has no delete
 
 
 def recorded_scaling(root: nn.Module) -> dict[str, Any] | None:
