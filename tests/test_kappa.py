@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -328,6 +329,7 @@ def test_estimate_kappa_needs_torch_alone():
     """In a fresh process in which NumPy and the extras cannot be imported."""
     script = """
 import sys
+import types
 for name in ("numpy", "diffusers", "accelerate", "rich", "typer", "matplotlib", "sklearn", "PIL", "scipy"):
     sys.modules[name] = None
 import torch, scalelong
@@ -417,6 +419,42 @@ def test_pil_images_of_other_modes_are_read_as_colour_and_other_sizes_are_an_err
         estimate_kappa([], 6)
     with pytest.raises(InvalidValueError, match="str"):
         estimate_kappa(["a.png"], 6)
+
+
+@pytest.mark.parametrize(("prediction", "name"), [("epsilon", "eps"), ("sample", "x0"), ("v_prediction", "v")])
+def test_a_schedulers_prediction_type_is_the_objective(prediction, name):
+    sizes = {"beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear"}
+    scheduler = DDPMScheduler(1000, **sizes, prediction_type=prediction)
+    found = estimate_kappa(some_images(), 6, process=scheduler, samples=2000)
+    expected = estimate_kappa(some_images(), 6, process="ddpm", objective=name, samples=2000)
+    assert found.objective == name
+    assert (found.mean_ratio, found.ratio_of_means) == pytest.approx(
+        (expected.mean_ratio, expected.ratio_of_means), rel=1e-3
+    )  # the schedulers' ᾱ are float32
+    assert estimate_kappa(some_images(), 6, process=scheduler, objective=name, samples=2000) == found
+
+
+def test_a_scheduler_of_another_objective_is_refused():
+    with pytest.raises(InvalidValueError, match="objective must be 'x0', the scheduler's prediction_type, got 'v'"):
+        estimate_kappa(some_images(), 6, process=DDPMScheduler(prediction_type="sample"), objective="v")
+    other = types.SimpleNamespace(alphas_cumprod=[0.5], config=types.SimpleNamespace(prediction_type="score"))
+    with pytest.raises(InvalidValueError, match="prediction_type must be one of epsilon, sample, v_prediction"):
+        estimate_kappa(some_images(), 6, process=other)
+
+
+def test_a_process_may_be_a_mapping_and_nothing_else_unknown():
+    found = estimate_kappa(some_images(), 6, process={"name": "vp", "beta_max": 10.0}, samples=1000)
+    assert found.process == "vp"
+    for process in (object(), {"name": "vpp"}, [[0.1], [0.2, 0.3]]):
+        with pytest.raises(InvalidValueError, match="process"):
+            estimate_kappa(some_images(), 6, process=process, samples=1000)
+
+
+def test_images_of_a_batch_are_not_taken_for_its_text_tokens():
+    images, tokens = torch.rand(4, 3, 8, 8) * 2 - 1, torch.randn(4, 7, 16)
+    found = estimate_kappa([{"context": tokens, "mask": torch.ones(4, 7), "pixels": images}], 6, samples=1000)
+    assert (found.num_images, found.dimension) == (4, 192)
+    assert estimate_kappa([images[0], images[1]], 6, samples=1000).num_images == 2  # one image each
 
 
 def test_a_scheduler_stands_for_its_alphas_and_a_network_for_its_skips():

@@ -224,6 +224,121 @@ def test_any_network_gets_roles_from_the_same_network_at_its_base_width():
     assert table["middle.weight"].lr == 1 / 4
 
 
+class Gated(nn.Module):
+    """A gate of a fixed width inside, as in squeeze-and-excitation or LoRA, before the read-out."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.squeeze, self.expand = nn.Linear(3, width), nn.Linear(width, 4), nn.Linear(4, width)
+        self.last = nn.Linear(width, 3)
+        self.long_skips = (width,)
+
+
+@pytest.mark.parametrize("scaling", [None, LearnableScaling()])
+def test_only_the_read_out_is_zeroed(scaling):
+    torch.manual_seed(0)
+    net, base = Gated(64), Gated(16)
+    if scaling is not None:  # its own layers come last and map to a fixed width too
+        net, base = (scalelong.apply(one, scaling) for one in (net, base))
+    drawn = net.squeeze.weight.clone()
+    mup.init_(net, base=base)
+    assert not net.last.weight.any()
+    assert not net.last.bias.any()
+    assert torch.allclose(net.squeeze.weight, drawn / 2)  # std ∝ 1/m, of which PyTorch draws 1/√m
+    assert net.squeeze.bias.any()
+
+
+def test_the_caller_may_name_what_starts_at_zero():
+    net = mup.init_(Gated(64), base=Gated(16), zero_output="first")
+    assert not net.first.weight.any()
+    assert net.last.weight.any()
+    same = Gated(16)
+    assert not mup.init_(same, base=Gated(16), zero_output=["last"]).last.weight.any()  # at the base width too
+    with pytest.raises(InvalidValueError, match="zero_output must be"):
+        mup.init_(Gated(64), base=Gated(16), zero_output="lost")
+
+
+class Layers(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 2, add_bias_kv=True)
+        self.cross = nn.MultiheadAttention(width, 2, kdim=24, vdim=24)
+        self.gru, self.lstm = nn.GRU(5, width, num_layers=2), nn.LSTM(5, width, proj_size=4)
+        self.cell = nn.GRUCell(width, width)
+        self.up, self.between = nn.ConvTranspose2d(3, width, 3), nn.ConvTranspose2d(width, width, 3)
+        self.out, self.last = nn.ConvTranspose2d(width, 3, 3), nn.Linear(width, 64)
+
+
+def test_initial_stds_follow_the_roles_of_every_layer_of_pytorch():
+    torch.manual_seed(0)
+    m, base, net = 16, Layers(16), Layers(256)
+    mup.init_(net, base=base, zero_output=False)
+    table = mup.roles(net, base=base)
+    exponents, wide = {"input": 0, "hidden": 0.5, "output": 1, "finite": 0}, dict(net.named_parameters())
+    for name, parameter in base.named_parameters():
+        if parameter.numel() >= 48 and parameter.any():  # 48 numbers know their std to within 25 % (four errors)
+            expected = parameter.std().item() * m ** -exponents[table[name].role]
+            assert wide[name].std().item() == pytest.approx(expected, rel=0.25), name
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "init"),
+    [
+        ("attention.in_proj_weight", "hidden", 1),  # Xavier draws 1/√n
+        ("attention.bias_k", "input", 4),
+        ("cross.k_proj_weight", "input", math.sqrt((256 + 24) / (16 + 24))),
+        ("gru.weight_ih_l0", "input", 4),  # all of a GRU is drawn with 1/√hidden_size
+        ("gru.weight_hh_l0", "hidden", 1),
+        ("gru.bias_hh_l1", "input", 4),
+        ("lstm.weight_hr_l0", "output", 1 / 4),
+        ("cell.weight_ih", "hidden", 1),
+        ("up.weight", "input", 4),  # PyTorch divides by the output's channels
+        ("up.bias", "input", 4),
+        ("between.weight", "hidden", 1),
+        ("out.weight", "output", 1 / 16),
+        ("out.bias", "finite", 1),
+        ("last.weight", "output", 1 / 4),
+        ("last.bias", "finite", 4),  # drawn with 1/√fan_in
+    ],
+)
+def test_a_layer_of_pytorch_has_its_role_and_initial_factor(name, role, init):
+    with torch.device("meta"):
+        row = mup.roles(Layers(256), base=Layers(16))[name]
+    assert row.role == role
+    assert row.init == pytest.approx(init)
+
+
+def test_factors_are_the_same_from_base_width_and_from_a_base_network():
+    with torch.device("meta"):
+        for net, base, width in ((unet(64), unet(16), 16), (uvit(128), uvit(32), 32)):
+            for own, other in zip(mup.roles(net, width).rows, mup.roles(net, base=base).rows, strict=True):
+                assert (own.lr, own.init, own.eps) == pytest.approx((other.lr, other.init, other.eps)), own.name
+
+
+def test_a_layer_alone_and_tied_weights_have_roles():
+    assert mup.roles(nn.Linear(64, 2), base=nn.Linear(16, 2))["bias"].init == 2
+
+    def tied(width):
+        net = nn.ModuleList([nn.Embedding(5, width), nn.Linear(width, 5)])
+        net[1].weight = net[0].weight
+        return net
+
+    assert mup.roles(tied(64), base=tied(16))["1.bias"].init == 2
+
+
+@pytest.mark.parametrize("width", [32, 64, 256])
+def test_the_first_group_has_the_learning_rate_itself_at_every_width(width):
+    groups = mup.param_groups(uvit(width), 1e-3, base_width=64, eps=1e-8)
+    assert groups[0]["lr"] == 1e-3
+
+
+def test_another_network_called_uvit_is_not_ours():
+    other = type("UViT", (Gated,), {})
+    with pytest.raises(InvalidValueError, match="pass base="):
+        mup.roles(other(64), base_width=16)
+    assert mup.roles(other(64), base=other(16)) == mup.roles(Gated(64), base=Gated(16))
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from scalelong.scaling.sums import sum_of_squares as sum_of_squares
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)  # quantiles of the ratio
 PIXEL_BINS = 64
 ZERO_TO_ONE = "no pixel is negative: images in [0, 1] must be rescaled to [-1, 1] (2x − 1)"
+
+PREDICTIONS = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}  # diffusers' names of objectives
 
 ProcessLike = str | Interpolant | Sequence[float] | Tensor
 Progress = Callable[[Iterable[int], str], Iterable[int]]  # such as scalelong.progress.track
@@ -163,14 +165,14 @@ def estimate_kappa(
         images: uint8 (n, h, w, c) or float (n, c, h, w) in [−1, 1], as a NumPy array or a tensor; a list of PIL images
             of one size; or a DataLoader, of which up to `samples` images or 2²⁷ pixels are read.
         num_skips: N, the number of long skips, or the network that has them.
-        process: "ddpm" (default for eps, x0 and v), "vp", "cosine", "sd", a `Process`, a diffusers scheduler, or the
-            values of ᾱ_t; also "linear" and "edm".
+        process: "ddpm" (default for eps, x0 and v), "vp", "cosine", "sd", a `Process`, a diffusers scheduler (its
+            `prediction_type` is the objective), or the values of ᾱ_t; also "linear" and "edm".
         samples: number of (image, time, noise) triples to draw.
         seed: their seed.
         latents: the images are latents and may have any range.
         progress: called as `progress(chunks, description)` to show a progress bar; yields the chunks.
-        objective: "eps", "x0", "v", "flow", "edm" or an `Objective`: what the network predicts. A scheduler or values
-            of ᾱ_t need "eps".
+        objective: "eps", "x0", "v", "flow", "edm" or an `Objective`: what the network predicts. Values of ᾱ_t need
+            "eps".
 
     Returns:
         The range, the recommended value and what was measured.
@@ -250,8 +252,15 @@ class Ratios:
     largest: float
 
 
+class _Table(NamedTuple):
+    """Values of ᾱ_t, and what the network predicts: "eps", "x0" or "v"."""
+
+    alpha_bar: Any
+    target: str = "eps"
+
+
 def sample_ratios(
-    images: Any, source: Objective | ProcessLike, samples: int, seed: int, latents: bool,
+    images: Any, source: Objective | ProcessLike | _Table, samples: int, seed: int, latents: bool,
     progress: Progress | None = None,
 ) -> Ratios:  # fmt: skip
     """Draw times and noise for the images and measure the ratio.
@@ -285,8 +294,11 @@ def sample_ratios(
         target = c.p.square() * e + 2 * c.p * c.q * e.sqrt() * z + c.q.square() * eps  # ‖F‖²
         mean_target = float(c.p.square().mean()) * second_moment + float(c.q.square().mean())
     else:
-        a = _alpha_bars(source, u)  # (samples,)
-        noise, target, mean_target = 1 - a, eps, 1.0
+        table = source if isinstance(source, _Table) else _Table(source)
+        a = _alpha_bars(table.alpha_bar, u)  # (samples,)
+        noise, (p, q) = 1 - a, _target(table.target, a)
+        target = p.square() * e + 2 * p * q * e.sqrt() * z + q.square() * eps  # ‖F‖²
+        mean_target = float(p.square().mean()) * second_moment + float(q.square().mean())
     x_t = a * e + 2 * (a * noise * e).sqrt() * z + noise * eps  # ‖x‖² of the network's input
     ratio = target / x_t.clamp(min=0)
     means = float(noise.mean()), mean_target, second_moment
@@ -347,22 +359,28 @@ def _count_skips(net: nn.Module) -> int:
 
 
 def _source(objective: str | Objective, process: Any) -> tuple[Any, str, str]:
-    """Return the objective, or a table of ᾱ for noise prediction, and the names of process and objective."""
-    if process is None or isinstance(process, (str, Interpolant)):
+    """Return the objective, or a table of ᾱ and its target, and the names of process and objective."""
+    if process is None or isinstance(process, (str, Interpolant, Mapping)):
         if isinstance(objective, str) and objective in ("eps", "x0", "v"):
             process = process or "ddpm"
         chosen = get_objective(objective, **({} if process is None else {"process": get_process(process)}))
         return chosen, chosen.process.name, chosen.name
+    if hasattr(process, "alphas_cumprod"):
+        prediction = getattr(getattr(process, "config", None), "prediction_type", "epsilon")
+        if prediction not in PREDICTIONS:
+            raise invalid("process.config.prediction_type", f"one of {', '.join(PREDICTIONS)}", prediction)
+        predicted = PREDICTIONS[prediction]
+        if objective not in ("eps", predicted):
+            raise invalid("objective", f"{predicted!r}, the scheduler's prediction_type", objective)
+        return _Table(process.alphas_cumprod, predicted), type(process).__name__, predicted
     if objective != "eps":
         got = type(process).__name__
         raise invalid(
             "process", f"a name or a process with objective {objective!r}", got, "ᾱ_t alone gives ‖ε‖²/‖x_t‖²"
         )
-    if hasattr(process, "alphas_cumprod"):
-        return process.alphas_cumprod, type(process).__name__, "eps"
     if hasattr(process, "add_noise") or hasattr(process, "scale_noise"):  # flow matching has no ᾱ_t
         raise invalid("process", "a scheduler with alphas_cumprod", type(process).__name__, "or pass the values of ᾱ_t")
-    return process, "custom ᾱ", "eps"
+    return _Table(process), "custom ᾱ", "eps"
 
 
 def _as_array(images: Any, samples: int) -> Any:
@@ -375,7 +393,8 @@ def _as_array(images: Any, samples: int) -> Any:
             item = item if item.mode in ("L", "RGB") else item.convert("RGB")
             batch = torch.frombuffer(bytearray(item.tobytes()), dtype=torch.uint8).view(1, item.height, item.width, -1)
         else:
-            found = next((x for x in _tensors(item) if x.ndim >= 3), None)
+            tensors = list(_tensors(item))  # text tokens (n, l, d) may stand before the images
+            found = next((x for least in (4, 3) for x in tensors if x.ndim >= least), None)
             if found is None:
                 hint = "expected tensors (n, c, h, w), or tuples or dictionaries that hold one"
                 raise invalid("images", "an array, PIL images or batches of images", type(item).__name__, hint)
@@ -419,8 +438,19 @@ def checked_shape(images: Any) -> tuple[int, ...]:
 
 def _alpha_bars(process: ProcessLike, u: Tensor) -> Tensor:
     """ᾱ drawn from a table by the uniforms `u`."""
-    table = torch.as_tensor(process, dtype=torch.float64).cpu()
+    try:
+        table = torch.as_tensor(process, dtype=torch.float64).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        table = torch.empty(0)
     if table.ndim != 1 or not len(table) or not bool(((table >= 0) & (table <= 1)).all()):
         expected = "a name, a Process or values of ᾱ_t between 0 and 1, such as scheduler.alphas_cumprod"
         raise invalid("process", expected, process)
     return table[(u * len(table)).floor().long()]
+
+
+def _target(name: str, alpha_bar: Tensor) -> tuple[Tensor, Tensor]:
+    """p and q of the target F = p·x_0 + q·ε, as in `Objective.coefficients`."""
+    if name == "v":
+        return -(1 - alpha_bar).sqrt(), alpha_bar.sqrt()
+    zero, one = torch.zeros_like(alpha_bar), torch.ones_like(alpha_bar)
+    return (zero, one) if name == "eps" else (one, zero)

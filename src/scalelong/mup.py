@@ -17,8 +17,10 @@ for CompleteP's factor 1/m_L on residual branches (Dey et al., 2025), which move
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +40,10 @@ WIDTHS = {
     "UNet2DModel": ("block_out_channels",),
     "UNet2DConditionModel": ("block_out_channels", "attention_head_dim"),
 }
+READ_OUT = {"UViT": "decoder_pred", "UNet2DModel": "conv_out", "UNet2DConditionModel": "conv_out"}
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
 @dataclass(frozen=True)
@@ -106,44 +110,46 @@ def roles(
     other = _doubled(root) if base is None else unwrapped(base, allow_wrappers=True)
     width = None if base is not None else _multiplier("base_width", _argument(root, 0), base_width)
     depth = _multiplier("base_depth", _depth(root), base_depth) if base_depth is not None else 1.0
-    shapes = _shapes(root, other)
+    sizes, shapes = _shapes(root, root), _shapes(root, other)
     modules, calibration = dict(root.named_modules()), {id(p) for p in parameters(root)}
     rows = []
     for name, parameter in root.named_parameters():
         shape, former = tuple(parameter.shape), shapes[name]
         path, _, kind = name.rpartition(".")
-        role = _role(modules[path], kind, shape, former)
-        m = width or next((a / b for a, b in reversed(list(zip(shape, former, strict=True))) if a != b), 1.0)
-        # How the std of what the constructor drew depends on the width: U-ViT's linear layers have one std at every
-        # width; PyTorch's default for weights and biases is 1/√fan_in.
-        fan_in_grows = isinstance(modules[path], _WEIGHTED + _TRANSPOSED) and _role(
-            modules[path], "weight", modules[path].weight.shape, shapes[f"{path}.weight"]
-        ) in ("hidden", "output")
-        one_std = _is(root, "UViT") and isinstance(modules[path], nn.Linear) and id(parameter) not in calibration
-        drawn = 0.5 if fan_in_grows and not one_std else 0.0
+        module, fan_in = modules[path], _fan_in(modules[path], kind, shape)
+        role = _role(shape, former, fan_in)
+        m = width or _growth(shape, former, fan_in)
+        # How the std of what the constructor drew depends on the width: U-ViT's linear layers have one at every width.
+        drawn = 1.0
+        if not (_is(root, "UViT") and isinstance(module, nn.Linear)) or id(parameter) in calibration:
+            fan, base_fan = (_drawn_fan(module, name, known) for known in (sizes, shapes))
+            drawn = 1.0 if fan == base_fan else width or fan / base_fan
         a, b, c = ABC[role]
         end, inside = (depth if _branch(path) == where else 1.0 for where in ("end", "inside"))
         # Gradients of all but the output layer pass through its weights, which are ∝ 1/m.
         eps = 1 / m if role in ("input", "hidden") else 1.0
-        rows.append(Role(name, shape, role, m ** -(a + c) / end, m ** (drawn - a - b) / end, eps / inside))
+        init = math.sqrt(drawn / m ** (2 * (a + b))) / end
+        rows.append(Role(name, shape, role, m ** -(a + c) / end, init, eps / inside))
     return Roles(tuple(rows))
 
 
 def init_(
     net: nn.Module, base_width: int | None = None, base_depth: int | None = None, *,
-    base: nn.Module | None = None, zero_output: bool = True,
+    base: nn.Module | None = None, zero_output: bool | str | Sequence[str] = True,
 ) -> nn.Module:  # fmt: skip
     """Rescale freshly drawn weights of `net` to μP, in place, and return it. Call it once, after `apply`.
 
-    It assumes the weights as the constructors of `UViT` or of PyTorch's layers draw them.
+    It assumes the weights as the constructors of `UViT` or of PyTorch's layers draw them: linear and convolutional
+    layers, `nn.MultiheadAttention`, RNN, GRU and LSTM. Any other parameter counts as drawn with one std at every width.
 
     Args:
         net: The network.
         base_width: As in `roles`.
         base_depth: As in `roles`.
         base: As in `roles`.
-        zero_output: Start the output layer at zero, at every width. Without it the network at its base width is bit
-            for bit the standard one.
+        zero_output: Start the network's read-out at zero: `decoder_pred` of a U-ViT, `conv_out` of a diffusers U-Net;
+            with `base`, the last registered layer of role output, or the modules whose paths you pass. Without it the
+            network at its base width is bit for bit the standard one.
 
     Returns:
         `net` itself.
@@ -153,12 +159,11 @@ def init_(
         >>> net.decoder_pred.weight.abs().sum()
         tensor(0., grad_fn=<SumBackward0>)
     """
-    table, own = roles(net, base_width, base_depth, base=base), {id(p) for p in parameters(net)}
+    table, root = roles(net, base_width, base_depth, base=base), unwrapped(net, allow_wrappers=True)
+    named, zeroed = dict(root.named_parameters()), _zeroed(root, table, zero_output)
     with torch.no_grad():
-        named = dict(unwrapped(net, allow_wrappers=True).named_parameters())
-        outputs = {row.name.removesuffix(".weight") for row in table.rows if row.role == "output"}
         for row in table.rows:
-            if zero_output and row.name.rpartition(".")[0] in outputs and id(named[row.name]) not in own:
+            if row.name.rpartition(".")[0] in zeroed:
                 named[row.name].zero_()
             elif row.init != 1.0:
                 named[row.name].mul_(row.init)
@@ -172,7 +177,7 @@ def param_groups(
     """Return parameter groups for Adam or AdamW in which every role has its learning rate.
 
     Weight decay grows as the learning rate shrinks, so that their product, which decoupled weight decay applies, is the
-    same at every width. The learning rate of the first group is `lr` itself.
+    same at every width.
 
     Args:
         net: The network.
@@ -184,7 +189,7 @@ def param_groups(
         eps: Adam's ε at the base width; the groups then have one that follows the size of their gradients.
 
     Returns:
-        The groups, the largest learning rate first.
+        The groups: the one with `lr` itself first, then by falling learning rate.
 
     Examples:
         >>> net = scalelong.UViT(8, 4, embed_dim=64, depth=2, num_heads=4)
@@ -201,7 +206,8 @@ def param_groups(
     for row in roles(net, base_width, base_depth, base=base).rows:
         if named[row.name].requires_grad:
             groups[row.lr, row.eps if eps is not None else 1.0].append(named[row.name])
-    ordered = sorted(((key, params) for key, params in groups.items() if params), key=lambda item: -item[0][0])
+    # The first group's learning rate is the one that training logs.
+    ordered = sorted(((k, params) for k, params in groups.items() if params), key=lambda x: (x[0][0] != 1.0, -x[0][0]))
     return [
         {"params": params, "lr": lr * factor, "weight_decay": weight_decay / factor}
         | ({} if eps is None else {"eps": eps * own_eps})
@@ -211,7 +217,7 @@ def param_groups(
 
 def _shapes(root: nn.Module, other: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter in `other`. Numbers in names may differ: LS names modules by their width."""
-    own, others = list(root.named_parameters()), list(other.named_parameters())
+    own, others = (list(net.named_parameters(remove_duplicate=False)) for net in (root, other))
     for (name, p), (name_2, p_2) in zip(own, others, strict=False):
         if re.sub(r"\d+", "#", name) != re.sub(r"\d+", "#", name_2) or p.ndim != p_2.ndim:
             raise InvalidValueError(f"{name} has no counterpart in the base network ({name_2}); build both alike")
@@ -220,14 +226,56 @@ def _shapes(root: nn.Module, other: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for (name, _), (_, p) in zip(own, others, strict=True)}
 
 
-def _role(module: nn.Module, kind: str, shape: tuple[int, ...], former: tuple[int, ...]) -> str:
+def _role(shape: tuple[int, ...], former: tuple[int, ...], fan_in: int | None) -> str:
     grows = [a != b for a, b in zip(shape, former, strict=True)]
     if sum(grows) == 0:
         return "finite"
     if sum(grows) > 1:
         return "hidden"
-    fan_in = 0 if isinstance(module, _TRANSPOSED) else 1 if isinstance(module, _WEIGHTED) else None
-    return "output" if kind == "weight" and fan_in is not None and grows[fan_in] else "input"
+    return "output" if fan_in is not None and grows[fan_in] else "input"
+
+
+def _fan_in(module: nn.Module, kind: str, shape: tuple[int, ...]) -> int | None:
+    """The dimension of a parameter that its layer sums over; None for a vector or an embedding."""
+    if isinstance(module, _WEIGHTED + _TRANSPOSED):
+        return None if kind != "weight" else 0 if isinstance(module, _TRANSPOSED) else 1
+    return 1 if isinstance(module, (nn.MultiheadAttention, *_RECURRENT)) and len(shape) == 2 else None
+
+
+def _growth(shape: tuple[int, ...], former: tuple[int, ...], fan_in: int | None) -> float:
+    """How much the fan-in has grown, or else the last dimension that has."""
+    if fan_in is not None and shape[fan_in] != former[fan_in]:
+        return shape[fan_in] / former[fan_in]
+    return next((a / b for a, b in reversed(list(zip(shape, former, strict=True))) if a != b), 1.0)
+
+
+def _drawn_fan(module: nn.Module, name: str, shapes: dict[str, tuple[int, ...]]) -> int:
+    """A number ∝ 1/std² of what PyTorch draws for a parameter, by the shapes of its module's parameters."""
+    path, dot, kind = name.rpartition(".")
+    if isinstance(module, _WEIGHTED + _TRANSPOSED) and "weight" in module._parameters:
+        return shapes[f"{path}{dot}weight"][1]  # of biases too, and of a ConvTranspose, whose fan_in is dimension 0
+    if isinstance(module, _RECURRENT):
+        return shapes[f"{path}{dot}{next(iter(module._parameters))}"][0]  # of weight_ih: gates · hidden_size
+    if isinstance(module, nn.MultiheadAttention) and kind != "in_proj_bias":  # Xavier: fan_in + fan_out
+        return shapes[name][-1] if kind in ("bias_k", "bias_v") else sum(shapes[name])
+    return 1
+
+
+def _zeroed(root: nn.Module, table: Roles, zero_output: bool | str | Sequence[str]) -> set[str]:
+    """The paths of the modules that start at zero."""
+    if zero_output is True:
+        if (known := _known(root)) is not None:
+            return {READ_OUT[known.__name__]}
+        # A gate or an adapter to a fixed width has the role of an output too, and would stay dead at zero.
+        named, calibration = dict(root.named_parameters()), {id(p) for p in parameters(root)}
+        rows = [row for row in table.rows if row.role == "output" and id(named[row.name]) not in calibration]
+        return {row.name.rpartition(".")[0] for row in rows[-1:]}
+    paths = [zero_output] if isinstance(zero_output, str) else list(zero_output or ())
+    modules = dict(root.named_modules())
+    for path in paths:
+        if not getattr(modules.get(path), "_parameters", None):
+            raise invalid("zero_output", "True, False or paths of modules with weights", path)
+    return set(paths)
 
 
 def _branch(path: str) -> str:
@@ -237,12 +285,18 @@ def _branch(path: str) -> str:
     return "inside" if any(part in path.split(".") for part in ("norm1", "attn", "norm2", "mlp")) else ""
 
 
+def _known(net: nn.Module) -> type[nn.Module] | None:
+    """The class of ours or of diffusers that `net` is, not one of another package with the same name."""
+    ours = (cls for cls in type(net).__mro__ if cls.__module__.partition(".")[0] in ("scalelong", "diffusers"))
+    return next((cls for cls in ours if cls.__name__ in WIDTHS), None)  # FSDP2 makes a subclass of its own
+
+
 def _is(net: nn.Module, name: str) -> bool:
-    return any(cls.__name__ == name for cls in type(net).__mro__)  # FSDP2 makes a subclass of its own
+    return (known := _known(net)) is not None and known.__name__ == name
 
 
 def _class(net: nn.Module) -> type[nn.Module]:
-    known = next((cls for cls in type(net).__mro__ if cls.__name__ in WIDTHS), None)
+    known = _known(net)
     if known is None:
         hint = "pass base=, the same network at its base width (it may be on the meta device)"
         raise InvalidValueError(

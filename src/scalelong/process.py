@@ -80,17 +80,17 @@ class DiscreteProcess(Process):
 
     def log_alpha_bar(self, t: Time) -> Tensor:
         t = as_float64(t).clamp(0, self.steps)
-        table = _log_alpha_bar_table(self).to(t.device)
+        table = _log_alpha_bar_table(self, t.device)
         below = t.floor().clamp(max=self.steps - 1).long()
         return torch.lerp(table[below], table[below + 1], t - below)
 
     def log_alpha_bar_slope(self, t: Time) -> Tensor:
         """The slope of the step that ends at or after t."""
         above = as_float64(t).ceil().clamp(1, self.steps).long()
-        return self.steps * _log_alpha_bar_table(self).diff().to(above.device)[above - 1]
+        return self.steps * _log_alpha_bar_table(self, above.device).diff()[above - 1]
 
     def _time_of(self, log_alpha_bar: Tensor) -> Tensor:
-        table = -_log_alpha_bar_table(self).to(log_alpha_bar.device)  # increasing from 0
+        table = -_log_alpha_bar_table(self, log_alpha_bar.device)  # increasing from 0
         value = (-log_alpha_bar).clamp(table[0], table[-1])
         above = torch.searchsorted(table, value).clamp(min=1)
         return above - (table[above] - value) / (table[above] - table[above - 1])
@@ -164,9 +164,10 @@ class Cosine(DiscreteProcess):
 
 
 @lru_cache
-def _log_alpha_bar_table(process: DiscreteProcess) -> Tensor:
-    """ln ᾱ_0 … ln ᾱ_1000, float64; ᾱ_0 = 1, the empty product."""
-    return torch.cat([torch.zeros(1, dtype=torch.float64), torch.log1p(-process.step_betas()).cumsum(0)])
+def _log_alpha_bar_table(process: DiscreteProcess, device: torch.device) -> Tensor:
+    """ln ᾱ_0 … ln ᾱ_1000, float64; ᾱ_0 = 1, the empty product. Cached per device: a copy to CUDA waits for it."""
+    table = torch.cat([torch.zeros(1, dtype=torch.float64), torch.log1p(-process.step_betas()).cumsum(0)])
+    return table.to(device)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel, UNet2DModel
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from scalelong import UViT
-from scalelong.diffusion import Denoiser
+from scalelong.diffusion import Denoiser, get_process, simple_loss
 from scalelong.errors import InvalidValueError
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -60,3 +61,38 @@ def test_a_condition_that_the_network_does_not_accept_raises():
         net(X, T, y=Y)
     with pytest.raises(InvalidValueError, match="Unconditional.*'context'"):
         net(X, T, context=TEXT)
+
+
+class Uploads(TorchFunctionMode):
+    """Counts what the host copies to a device: numbers, and its own tensors. On CUDA each copy waits for the device."""
+
+    found = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function in (torch.as_tensor, torch.tensor, torch.Tensor.to) and result.device.type != "cpu":
+            self.found += not isinstance(args[0], torch.Tensor) or args[0].device.type == "cpu"
+        return result
+
+
+@pytest.mark.parametrize("process", ["ddpm", "cosine", "sd", "vp"])
+def test_a_loss_on_a_device_copies_nothing_from_the_host(process):
+    """The table of a discrete process is on the device after the first loss; a null label is filled in there."""
+    x_0, t, y = (value.to("meta") for value in (X, T, Y))
+    given = {"y": y, "drop": torch.zeros(2, dtype=torch.bool, device="meta"), "null_y": 10}
+    with Uploads() as uploads:
+        for _ in range(2):
+            uploads.found = 0
+            losses = simple_loss(lambda x, t, y: x + y.view(-1, 1, 1, 1), get_process(process), x_0, t, x_0, **given)
+    assert losses.device.type == "meta"
+    assert uploads.found == 0
+
+
+def test_a_dropped_label_is_the_null_label():
+    seen = {}
+    simple_loss(
+        lambda x, t, y: seen.setdefault("y", y)[:, None, None, None] + x,
+        get_process("vp"), X, T / 1000, X, y=Y, drop=torch.tensor([True, False]), null_y=10,
+    )  # fmt: skip
+    assert seen["y"].tolist() == [10, 2]
+    assert seen["y"].dtype == Y.dtype

@@ -1,5 +1,7 @@
 """Several processes: every image counts once, and every process gets the values that one process gets."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from small_pictures import pictures
 from torch import nn
 
 from scalelong.errors import EvaluationError
-from scalelong.evaluation import ModuleExtractor, evaluate_images
+from scalelong.evaluation import ModuleExtractor, build_extractor, dataset_reference, evaluate_images
 from scalelong.evaluation import images as images_module
+from scalelong.evaluation import reference as reference_module
 from scalelong.evaluation.images import ArrayImages, StreamImages, rank_and_world
 from scalelong.evaluation.memorisation import measure_memorisation
 
@@ -64,11 +67,22 @@ def evaluate_there(rank, world, port, folder):
         mixed = iter([array[:4], pictures(4, size=9)]) if rank else iter([array[:4]])
         with pytest.raises(EvaluationError) as caught:
             evaluate_images(mixed, other, network())
+        cached = references_of_two_machines(folder / f"cache-{rank}", rank)
         seen = [index for _, indices in ArrayImages(array).batches(8, 0, 51) for index in indices.tolist()]
         figures = {name: result.to_dict() for name, result in results.items()}
-        torch.save({"results": figures, "seen": seen, "error": str(caught.value)}, folder / f"{rank}.pt")
+        torch.save({"results": figures, "seen": seen, "error": str(caught.value), **cached}, folder / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
+
+
+def references_of_two_machines(cache, rank):
+    """Twice the same statistics, with a cache per process, of which only one has them the second time."""
+    os.environ |= {"SCALELONG_CACHE": str(cache), "LOCAL_RANK": str(rank)}
+    first, second = (dataset_reference("digits", "validation", build_extractor("pixels"), 40) for _ in range(2))
+    os.environ["LOCAL_RANK"] = "0"  # now as if every process had a machine of its own
+    dataset_reference("digits", "validation", build_extractor("pixels"), 40)
+    equal = torch.allclose(first.features.moments.mean, second.features.moments.mean, rtol=0, atol=1e-12)
+    return {"equal": equal, "cached": len(list(cache.rglob("first-40.safetensors")))}
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +123,25 @@ def test_an_error_in_one_process_is_raised_in_all(two):
     """Otherwise the others would wait for it."""
     assert "9×9" in two[1]["error"]
     assert two[0]["error"] == f"process 1: {two[1]['error']}"
+
+
+@pytest.mark.slow
+def test_a_file_that_one_machine_lacks_is_computed_by_all_and_written_on_each(two):
+    """Otherwise the processes that have it would go on, and the others wait for them."""
+    assert [process["equal"] for process in two] == [True, True]
+    assert [process["cached"] for process in two] == [1, 1]
+
+
+@pytest.mark.parametrize(("others", "used"), [([True, True], True), ([True, False], False)])
+def test_a_cached_file_is_used_only_if_every_process_has_it(monkeypatch, tmp_path, others, used):
+    def gather(everyone, own):
+        assert own
+        everyone[:] = others
+
+    monkeypatch.setattr(reference_module, "rank_and_world", lambda: (0, 2))
+    monkeypatch.setattr(reference_module.dist, "all_gather_object", gather)
+    (tmp_path / "file").touch()
+    assert reference_module._all_have(tmp_path / "file") is used
 
 
 def test_one_process_is_rank_0_of_1():

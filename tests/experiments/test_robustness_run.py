@@ -7,8 +7,14 @@ import torch
 from torch import nn
 
 from scalelong import ScaleLongError
-from scalelong.experiments.robustness import FILE, Perturbed, measure_run_robustness
+from scalelong._objectives import OBJECTIVES
+from scalelong.cli.stability import _print_robustness
+from scalelong.diffusion.network import Denoiser, guided
+from scalelong.experiments.robustness import FILE, WORDS, Perturbed, Robustness, measure_run_robustness
+from scalelong.objective import get_objective
 from scalelong.report.figures import draw_robustness
+from scalelong.robustness import LocalLipschitz, Sensitivity
+from scalelong.robustness.sensitivity import Moved
 
 
 def test_a_perturbed_network_sees_noise_of_the_variance_and_nothing_for_zero():
@@ -26,6 +32,25 @@ def test_a_perturbed_network_sees_noise_of_the_variance_and_nothing_for_zero():
     assert float(seen[0].std()) == pytest.approx(0.5, rel=0.02)
     assert torch.equal(seen[1], x)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_both_halves_of_a_guided_evaluation_see_the_same_noise():
+    objective, y = get_objective("eps"), torch.arange(64) % 3
+    net = Perturbed(Labelled(), 0.25, 0)
+    x, t = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.full((64,), 0.5)
+    changes = []
+    for guidance in (1.0, 7.5):
+        predict = guided(Denoiser(net), objective, guidance, y=y, null_y=3)
+        clean = guided(Denoiser(Labelled()), objective, guidance, y=y, null_y=3)
+        changes.append(float((predict(x, t) - clean(x, t)).std()))
+    assert changes == pytest.approx([0.5, 0.5], rel=0.05)  # a linear network neither amplifies it nor does guidance
+
+
+class Labelled(nn.Module):
+    """x plus a label."""
+
+    def forward(self, x, t, y):
+        return x + y.view(-1, 1, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +109,30 @@ def test_the_figure_shows_the_numbers(run):
     assert list(loss.lines[0].get_ydata()) == [row.by_time[0].loss for row in result.sensitivity]
     assert list(constants.lines[0].get_ydata()) == [one.network for one in result.lipschitz]
     assert list(constants.lines[1].get_ydata()) == pytest.approx([10**one.log10_bound for one in result.lipschitz])
+
+
+@pytest.mark.parametrize(
+    ("objective", "change", "loss", "constant", "target"),
+    [
+        ("eps", "Δε̂", "ε − ε̂(x_t + δ)", "‖∂ε̂/∂x_t‖", "the noise that made x_t"),
+        ("v", "Δv̂", "v − v̂(x_t + δ)", "‖∂v̂/∂x_t‖", "v = α·ε − σ·x_0"),
+        ("edm", "ΔF̂", "F − F̂(c_in·x_t + δ)", "‖∂F̂/∂c_in·x_t‖", "the preconditioned image"),
+    ],
+)
+def test_the_words_are_those_of_the_objective(objective, change, loss, constant, target, capsys):
+    moved = Moved(0.1, 0.2, 0.3, 4)
+    result = Robustness(
+        run="run", step=1, scaling={}, objective=objective, images=4, seed=0, edges=(0.0, 1.0), points=1,
+        sensitivity=(Sensitivity(0.1, moved, (moved,)),), lipschitz=(LocalLipschitz(1.5, True),),
+    )  # fmt: skip
+    figure = draw_robustness(result)
+    assert change in figure.axes[0].get_ylabel()
+    assert loss in figure.axes[1].get_ylabel()
+    assert constant in figure.axes[2].get_legend().get_texts()[0].get_text()
+    _print_robustness(result)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(word in printed for word in (change, constant, target))
+    assert set(WORDS) == set(OBJECTIVES)
 
 
 def test_it_is_a_function_of_the_seed(run):

@@ -78,6 +78,47 @@ def test_widening_keeps_heads_and_the_initial_std_of_the_base_width():
         widened(config, 40)
 
 
+def test_the_standard_parametrization_has_no_rule_for_depth():
+    config = tiny_config("uvit-64", model__embed_dim=64, model__num_heads=4, mup__base_depth=2)
+    assert widened(config, 128, "standard").mup.base_depth is None
+    assert widened(config, 128, "mup").mup.base_depth == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "expected"),
+    [
+        (None, {"base_depth": 2}, 2),  # without depths
+        (2, {"depths": (4,)}, 2),  # the config's
+        (2, {"depths": (4,), "base_depth": 6}, 6),
+        (None, {"depths": (4,)}, None),
+    ],
+)
+def test_transfer_trains_mup_alone_with_its_base_depth(own, options, expected, tmp_path, monkeypatch):
+    seen = {}
+
+    def keep(config):
+        seen["standard" if config.mup.base_width is None else "mup"] = config.mup.base_depth
+        return 1.0
+
+    monkeypatch.setattr("scalelong.experiments.transfer.train_once", keep)
+    config = tiny_config("uvit-32", model__embed_dim=32, model__num_heads=2, mup__base_depth=own)
+    measure_transfer(config, widths=(32,), rates=(1e-3,), seeds=(0,), out=tmp_path, base_width=16, **options)
+    assert seen == {"standard": None, "mup": expected}
+
+
+def test_a_cell_that_diverges_at_every_rate_does_not_hide_the_others(tmp_path, monkeypatch, capsys):
+    train = lambda config: None if config.model.embed_dim == 32 and config.seed else config.train.lr
+    monkeypatch.setattr("scalelong.experiments.transfer.train_once", train)
+    command = ["transfer", "uvit-32", "--widths=16,32", "--lrs=1e-3,3e-3", "--seeds=2", "--jobs=1", f"--out={tmp_path}"]
+    assert run(*command, f"--figure={tmp_path / 'transfer.png'}") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("diverged at every rate") == 2
+    assert printed.count("(edge of the grid)") == 2
+    assert run(*command, "--json") == 0
+    curves = json.loads(capsys.readouterr().out)["curves"]
+    assert [curve["best"] is None for curve in curves] == [False, True, False, True]
+
+
 def test_the_optimum_of_a_parabola_in_log_lr_is_exact():
     losses = {lr: (math.log(lr) - math.log(0.003)) ** 2 + 1 for lr in (0.0005, 0.001, 0.002, 0.004, 0.01)}
     assert optimum(losses) == (pytest.approx(0.003), pytest.approx(losses[0.004]), True)

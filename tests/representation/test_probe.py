@@ -1,5 +1,6 @@
 """The linear probe against closed forms, scikit-learn, and networks whose features are known."""
 
+import copy
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ import scalelong
 from scalelong.errors import DataError, InvalidValueError, UnknownNameError
 from scalelong.models.unet import unet_settings
 from scalelong.representation import linear_probe, probe_features
+from scalelong.representation.linear import _lbfgs
 from scalelong.representation.probe import wilson
 
 
@@ -79,6 +81,18 @@ class TestTheClassifier:
         ours = probe_features(tensors[0][:1200], tensors[1][:1200], tensors[0][1200:], tensors[1][1200:])
         assert abs(ours - expected) <= 2 / 597
 
+    def test_two_classes_have_scikit_learns_penalty(self):
+        from sklearn.linear_model import LogisticRegression
+
+        x, y = gaussians(60, 2, 3.0, seed=1)
+        theirs = LogisticRegression(tol=1e-8).fit(x.numpy(), y.numpy()).coef_[0]
+        layer = nn.Linear(4, 2)
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+        _lbfgs(layer, x, y, 0)
+        difference = layer.weight[1] - layer.weight[0]
+        assert difference.tolist() == pytest.approx(theirs.tolist(), rel=0.02)
+
     def test_the_recipe_of_ddae_comes_close_where_there_is_data_enough(self):
         train, test = gaussians(6000, 3, 2.0, seed=1), gaussians(3000, 3, 2.0, seed=2)
         assert probe_features(*train, *test, fit="adam") == pytest.approx(probe_features(*train, *test), abs=0.01)
@@ -103,6 +117,24 @@ class TestNetworks:
         assert min(result.accuracy[0]) > 0.95
         assert result.pixels is not None
         assert result.pixels > 0.95
+
+    @pytest.mark.parametrize("batch_size", [1, 7, 256])
+    def test_blocks_without_features_are_left_out_at_every_batch_size(self, batch_size):
+        result = linear_probe(Passing(), coloured(30, 0), coloured(9, 1), t=0.1, batch_size=batch_size, pixels=False)
+        assert result.blocks == ("keep",)
+
+    @pytest.mark.parametrize("times", [np.array([0.25, 0.5]), torch.tensor([0.25, 0.5]), (np.float32(0.25), 0.5)])
+    def test_times_may_be_an_array_or_a_tensor(self, times):
+        result = linear_probe(Passing(), coloured(30, 0), coloured(9, 1), t=times, pixels=False)
+        assert result.times == (0.25, 0.5)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_a_network_in_half_precision_is_probed(self, dtype):
+        torch.manual_seed(0)
+        net = scalelong.UViT(img_size=8, embed_dim=16, depth=2, num_heads=2, clip_dim=4, num_clip_token=3).to(dtype)
+        sets, conditions = (coloured(60, 0), coloured(60, 1)), {"context": torch.zeros(3, 4)}
+        result = linear_probe(net, *sets, t=0.05, conditions=conditions, pixels=False)
+        assert result.best.accuracy > 0.9
 
     def test_a_time_below_one_is_a_share_of_a_range_of_whole_numbers(self):
         sets = coloured(60, 0), coloured(60, 1)
@@ -135,8 +167,23 @@ class TestNetworks:
         assert result.untrained == result.accuracy
         assert result.best.low <= result.best.accuracy <= result.best.high
         assert result.conditioning_block in blocks[:-1]
+        scalelong.apply(copy.deepcopy(net), scalelong.SelfConditioning(result.conditioning_block))  # accepts it
         assert net.training
         assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+    @pytest.mark.parametrize(
+        ("layers", "expected"),
+        [("mid_block", "mid_block"), ("out_blocks.0", None), (["out_blocks.0", "in_blocks.0.attn"], None)],
+    )
+    def test_the_block_for_conditioning_is_one_that_another_block_of_the_network_follows(self, layers, expected):
+        net = scalelong.UViT(img_size=8, embed_dim=16, depth=2, num_heads=2)
+        result = linear_probe(net, coloured(30, 0), coloured(9, 1), t=0.1, layers=layers, pixels=False)
+        assert result.conditioning_block == expected
+
+    def test_a_network_that_self_conditioning_does_not_know_has_no_block_for_it(self):
+        net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 3, 1))
+        options = {"t": 0.1, "call": lambda net, x, t: net(x), "pixels": False}
+        assert linear_probe(net, coloured(30, 0), coloured(9, 1), **options).conditioning_block is None
 
     def test_a_network_with_other_arguments_takes_a_call(self):
         net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8))
@@ -168,8 +215,44 @@ class TestNetworks:
         with pytest.raises(InvalidValueError, match="cache and call"):
             linear_probe(net, *sets, t=0.1, cache=tmp_path, call=lambda net, x, t: net(x, t))
 
+    @pytest.mark.parametrize("change", ["num_heads", "base_head_width", "placement", "sites", "buffer"])
+    def test_cached_features_belong_to_what_weights_do_not_tell(self, tmp_path, change):
+        nets = [cached_pair(change, which) for which in (0, 1)]
+        assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+        sets, options = (coloured(30, 0), coloured(9, 1)), {"t": 0.1, "cache": tmp_path, "pixels": False}
+        files = []
+        for net in (*nets, cached_pair(change, 1).train()):  # the third is the second again
+            linear_probe(net, *sets, **options)
+            files.append(len(list(tmp_path.iterdir())))
+        assert files == [1, 2, 2]
+
+
+def cached_pair(change, which):
+    """One of two networks with the same weights that print alike and compute differently."""
+    torch.manual_seed(0)
+    if change in ("num_heads", "base_head_width"):
+        options = {"num_heads": 2, change: (2, 4)[which]}
+        return scalelong.UViT(img_size=8, embed_dim=16, depth=2, **options)
+    if change == "buffer":
+        net = Passing()
+        net.register_buffer("offset", torch.tensor(float(which)), persistent=False)
+        return net
+    net = scalelong.build_unet(unet_settings(8, (8, 16), 1, ()), in_channels=3)
+    if change == "placement":
+        return scalelong.apply(net, scalelong.UniformScaling(0.5), placement=("join", "after_norm")[which])
+    sites = scalelong.find_skips(net)
+    return scalelong.apply(net, scalelong.UniformScaling(0.5), sites=sites[which : len(sites) - 1 + which])
+
 
 class TestInvalidInput:
+    def test_float_images_from_0_to_255(self):
+        images, labels = coloured(9, 0)
+        wrong = torch.from_numpy(images).movedim(-1, 1).float(), labels
+        with pytest.raises(DataError, match=r"images of test must be in \[-1, 1\], got values from 0 to .* uint8"):
+            linear_probe(Passing(), (images, labels), wrong)
+        latents = torch.randn(9, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 3, labels
+        assert linear_probe(Passing(), latents, latents, t=0.1).n_test == 9
+
     def test_data_without_classes(self):
         with pytest.raises(DataError, match="classes"):
             linear_probe(Passing(), (coloured(9, 0)[0], None), coloured(9, 0))
@@ -182,7 +265,17 @@ class TestInvalidInput:
             linear_probe(net, coloured(9, 0), coloured(9, 0), layers=["mid_blok"])
 
     @pytest.mark.parametrize(
-        "options", [{"t": 2.0}, {"t": []}, {"fit": "svm"}, {"layers": []}, {"batch_size": 0}, {"objective": "nonsense"}]
+        "options",
+        [
+            {"t": 2.0},
+            {"t": []},
+            {"t": "soon"},
+            {"t": [[0.1], [0.1, 0.2]]},
+            {"fit": "svm"},
+            {"layers": []},
+            {"batch_size": 0},
+            {"objective": "nonsense"},
+        ],
     )
     def test_other_values_that_cannot_be_used(self, options):
         with pytest.raises(InvalidValueError):

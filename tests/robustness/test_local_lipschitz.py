@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from scalelong import ConstantScaling, LearnableScaling, Site, StackedUNet, UniformScaling, UViT, apply
+from scalelong import (
+    ConstantScaling,
+    ExplicitScaling,
+    LearnableScaling,
+    Site,
+    SkipTuning,
+    StackedUNet,
+    UniformScaling,
+    UViT,
+    apply,
+    compose,
+)  # fmt: skip
 from scalelong.robustness import local_lipschitz
 from scalelong.theory.bounds import robustness as bound_of
 from scalelong.theory.lipschitz import measure_robustness
@@ -60,6 +71,31 @@ def test_learned_coefficients_are_the_largest_of_each_skips_units():
     handle.remove()
     assert result.coefficients == pytest.approx([kappas[i] for i in (1, 2, 3)], rel=1e-5)
     assert result.log10_bound is not None
+
+
+@pytest.mark.parametrize(
+    ("t", "expected"), [([100.0], (1.0, 1.0, 1.0)), ([700.0], (1.0, 0.75, 0.5)), ([100.0, 700.0], (1.0, 1.0, 1.0))]
+)
+def test_a_timed_scaling_has_the_coefficients_that_act_at_the_timestep(t, expected):
+    timed = SkipTuning(0.5, timesteps=(500, 1000))
+    for spec, factor in ((timed, 1.0), (compose(timed, UniformScaling(0.5)), 0.5)):
+        result = local_lipschitz(apply(small_uvit(), spec), torch.randn(len(t), 1, 8, 8), torch.tensor(t), iterations=2)
+        assert result.coefficients == pytest.approx([factor * kappa for kappa in expected])
+
+
+def test_a_negative_coefficient_counts_with_its_size():
+    torch.manual_seed(0)
+    learned, x = StackedUNet(10, 2, scaling=LearnableScaling("scalar")), torch.randn(1, 10)
+    with torch.no_grad():
+        for parameter in learned.skip_scaling.parameters():
+            parameter.fill_(-0.5)
+    results = [
+        local_lipschitz(net, x)
+        for net in (learned, *(StackedUNet(10, 2, scaling=ExplicitScaling([k, k])) for k in (-0.5, 0.5)))
+    ]
+    assert [one.coefficients for one in results] == [(0.5, 0.5), (-0.5, -0.5), (0.5, 0.5)]
+    assert all(one.log10_bound is not None for one in results)
+    assert 10 ** results[1].log10_bound == pytest.approx(bound_of((0.5, 0.5), results[1].m0, results[1].middle))
 
 
 def test_a_real_network_amplifies_no_perturbation_by_more_than_its_constant():

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelong.errors import InvalidValueError, ScaleLongError, UnknownNameError
-from scalelong.runs.config import Config, differences, known_keys, override, parse_settings
+from scalelong.runs.config import Config, differences, flatten, known_keys, override, parse_settings
 from scalelong.scaling import ConstantScaling, LearnableScaling, NoScaling
 from scalelong.training.presets import PRESETS, choose, default_out, preset, size_of, sizes
+from scalelong.training.start import start_from
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -98,11 +99,38 @@ def test_text_is_converted_to_the_type_of_its_key():
         ("seed", "-1", InvalidValueError, "seed.*-1"),
         ("monitor.every", "-1", InvalidValueError, "monitor.every.*-1"),
         ("monitor.samples", "0", InvalidValueError, "monitor.samples.*0"),
+        ("sample.steps", "-3", InvalidValueError, "sample.steps.*-3"),
+        ("data.latent_scale", "0.0", InvalidValueError, "data.latent_scale.*0.0"),
     ],
 )
 def test_an_invalid_setting_is_refused_with_its_key_and_value(key, value, error, match):
     with pytest.raises(error, match=match):
         override(preset("digits-uvit"), {key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reader"),
+    [
+        ("diffusion.drop", 0.1, {"data.classes": True}),
+        ("sample.guidance", 3.0, {"data.text": "words"}),
+        ("data.text_tokens", 8, {"data.text": "words"}),
+        ("data.latent_scale", 0.2, {"data.vae": "some-autoencoder"}),
+        ("train.min_lr_ratio", 0.1, {"train.schedule": "cosine"}),
+        ("train.decay_share", 0.5, {"train.schedule": "warmup-stable-decay"}),
+        ("distillation.temperature", 0.1, {"distillation.weight": 0.1}),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused(key, value, reader):
+    base = preset("digits-uvit")
+    with pytest.raises(InvalidValueError, match=f"{key} has no effect here: only .*{next(iter(reader))}"):
+        override(base, {key: value})
+    override(base, {key: value, **reader})
+    override(base, {key: flatten(base.to_dict())[key]})  # its default changes nothing
+
+
+def test_one_setting_of_a_presets_text_may_change():
+    start = start_from("shapes", settings=["data.text_tokens=8"])
+    assert choose(start.config, settings=["data.text_tokens=8"]).data.text_tokens == 8
 
 
 def test_a_network_is_conditioned_on_classes_or_text_not_both():

@@ -108,3 +108,14 @@ def test_without_a_connection_the_error_is_one_sentence(monkeypatch):
 def test_a_run_without_a_network_is_not_uploaded(tmp_path):
     with pytest.raises(scalelong.ScaleLongError, match="no trained network"):
         Run(tmp_path).push_to_hub("me/empty")
+
+
+def test_a_run_whose_loss_is_not_always_positive_is_uploaded_without_curves(tmp_path):
+    folder, out = tmp_path / "copy", tmp_path / "hub"
+    shutil.copytree(SHIPPED / "digits", folder)
+    entries = [{"step": step, "loss": 1.0 - step} for step in range(1, 4)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    out.mkdir()
+    write_hub_folder(Run(folder), out, "me/digits")
+    assert not (out / "curves.svg").exists()
+    assert "## Loss" not in (out / "README.md").read_text(encoding="utf-8")

@@ -1,11 +1,13 @@
 """Measured features and gradients against autograd; predictions compared with measurements."""
 
+import math
+
 import pytest
 import torch
 
-from scalelong import ConstantScaling
-from scalelong.theory.bounds import expected_input_norm, gradient_statement
-from scalelong.theory.propagation import Shape, draw_inputs, measure_propagation
+from scalelong import ConstantScaling, NoScaling
+from scalelong.theory.bounds import expected_input_norm, gradient_statement, log_feature_path_sum
+from scalelong.theory.propagation import Shape, draw_inputs, measure_propagation, sample_networks
 from scalelong.theory.stacked import StackedUNet
 
 
@@ -31,6 +33,22 @@ def test_features_are_the_squared_norms_of_every_h_i():
     for i, hidden in enumerate(net.features(x).hidden):
         expected = hidden.detach().square().sum(1) / x.square().sum(1)
         assert torch.allclose(measured.features[:, i].float(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("skips", [16, 40, 128])
+def test_many_skips_do_not_overflow(skips):
+    """With Kaiming's gain a gradient's squared norm passes float32's range at about 26 skips."""
+    (samples,) = sample_networks("kaiming", Shape(64, skips, 1), {"standard": NoScaling()}, seeds=1).values()
+    assert samples.features.isfinite().all()
+    assert samples.gradients.isfinite().all()
+    expected = math.exp(log_feature_path_sum((1.0,) * skips, 0, "kaiming"))
+    # One narrow network: the spread of log ‖h_0‖² is about √(2(2N + 1)/m), 3 for 128 skips.
+    assert abs(math.log(samples.features[..., 0].mean().item() / expected)) < 3 * math.sqrt(2 * (2 * skips + 1) / 64)
+
+
+def test_squared_norms_are_double():
+    net, x = StackedUNet(256, 26), torch.randn(1, 256, generator=torch.Generator().manual_seed(0))
+    assert measure_propagation(net, x, torch.zeros_like(x)).gradients.isfinite().all()
 
 
 def test_measuring_leaves_no_hook_and_no_gradient():

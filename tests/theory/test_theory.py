@@ -213,8 +213,8 @@ def test_one_skip_works():
     assert verdicts(small)
 
 
-@pytest.mark.parametrize("options", [{"seeds": 1}, {"width": 16}, {"skips": 0}, {"depth": 0}])
-def test_too_small_values_raise(options):
+@pytest.mark.parametrize("options", [{"seeds": 1}, {"width": 16}, {"skips": 0}, {"skips": 129}, {"depth": 0}])
+def test_values_out_of_range_raise(options):
     ((name, value),) = options.items()
     with pytest.raises(InvalidValueError, match=f"{name}.*got {value}"):
         measure_theory(**options)

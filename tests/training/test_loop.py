@@ -9,6 +9,7 @@ import torch
 
 from scalelong import ConstantScaling, LearnableScaling, NoScaling, describe
 from scalelong.errors import RunError
+from scalelong.models.registry import MODELS, Model
 from scalelong.runs.run import Run, load_run
 from scalelong.training.loop import train
 from tiny_runs import losses, read_lines, tiny_config
@@ -77,6 +78,51 @@ def test_a_run_with_dropout_resumes_bit_for_bit(tmp_path):
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     train(tiny_config(**{**settings, "model__dropout": 0.0}), tmp_path / "without", quiet=True)
     assert losses(tmp_path / "without") != losses(tmp_path / "whole")
+
+
+class Hidden(torch.nn.Module):
+    """Dropout that no module shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x, t):
+        return self.body(torch.nn.functional.dropout(x, 0.3, self.training))
+
+
+def test_a_run_with_dropout_that_no_module_shows_resumes_bit_for_bit(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "hidden", Model(build=lambda model, shapes: Hidden()))
+    train(tiny_config(model__kind="hidden"), tmp_path / "whole", quiet=True)
+    train(tiny_config(model__kind="hidden", train__steps=3), tmp_path / "parts", quiet=True)
+    torch.manual_seed(5)
+    train(tiny_config(model__kind="hidden"), tmp_path / "parts", quiet=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reader"),
+    [
+        ({"name": "digits", "model__channels": "8,16", "model__dropout": 0.3}, "dropout"),
+        (
+            {"distillation__weight": 0.1, "distillation__stride": 2, "self_conditioning__block": "mid_block"},
+            "distillation",
+        ),
+    ],
+    ids=["dropout", "distillation"],
+)
+def test_another_split_of_the_batch_is_refused_where_a_step_depends_on_it(tmp_path, settings, reader):
+    train(tiny_config(**settings, train__steps=2), tmp_path / "run", quiet=True)
+    with pytest.raises(RunError, match=rf"train\.accumulate: 1 → 2 \({reader}"):
+        train(tiny_config(**settings, train__accumulate=2), tmp_path / "run", quiet=True)
+
+
+def test_fewer_processes_with_more_parts_have_the_same_dropout_masks_and_may_resume(tmp_path):
+    settings = {"name": "digits", "model__channels": "8,16", "model__dropout": 0.3}
+    train(tiny_config(**settings, train__steps=2), tmp_path / "run", quiet=True)
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    (tmp_path / "run" / "config.json").write_text(json.dumps(record | {"processes": 2}))
+    assert train(tiny_config(**settings, train__accumulate=2), tmp_path / "run", quiet=True).finished
 
 
 def test_a_run_with_mup_remembers_it_and_resumes_bit_for_bit(tmp_path):

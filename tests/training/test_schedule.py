@@ -61,7 +61,9 @@ def test_constant_is_exactly_one_after_the_warmup_and_is_the_default():
 
 @pytest.mark.parametrize("schedule", DECAYS)
 def test_the_logged_rates_are_the_schedules_exactly_and_a_resumed_run_has_the_same(tmp_path, schedule, monkeypatch):
-    config = tiny_config(train__schedule=schedule, train__min_lr_ratio=0.05, train__decay_share=0.5)
+    decay = {"train__min_lr_ratio": 0.05} if schedule != "constant" else {}
+    decay |= {"train__decay_share": 0.5} if schedule == "warmup-stable-decay" else {}
+    config = tiny_config(train__schedule=schedule, **decay)
     train(config, tmp_path / "whole", quiet=True)
     expected = [config.train.lr * lr_factor(config.train, k) for k in range(6)]
     assert Run(tmp_path / "whole").metrics["lr"].values.tolist() == expected

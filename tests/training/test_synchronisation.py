@@ -132,6 +132,27 @@ def test_an_overflow_of_fp16_advances_neither_schedule_nor_average():
     assert update.first_bad() is None
 
 
+def test_gradients_that_stay_non_finite_stop_an_fp16_run_once_its_scale_is_below_one():
+    """A lower scale cures an overflow of the scaled gradient; one at a scale below 1 is the gradient's own."""
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    update = Update(TrainConfig(steps=8), optimizer, Ema(net, 0.5), scaler, torch.device("cpu"))
+    with Waits() as waits:
+        for number in range(1, 7):  # at scales 4, 2, 1, 0.5, …
+            optimizer.zero_grad()
+            loss = net(torch.ones(2, 4)).square().mean()
+            scaler.scale(loss).backward()
+            net.weight.grad.fill_(math.nan)
+            scaler.unscale_(optimizer)
+            norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
+            _, skipped = update.apply(number, loss.detach(), norm)
+    before, waits.found = list(waits.found), []
+    assert update.first_bad() == 4
+    assert bool(skipped)
+    assert not before
+
+
 def test_a_batch_is_prepared_while_the_step_before_it_runs(finished):
     """The thread starts on batch k + 1 when step k takes its own, and the losses do not depend on it."""
     from scalelong.training.ahead import Ahead

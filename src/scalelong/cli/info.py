@@ -276,7 +276,7 @@ def _devices() -> list[dict[str, Any]]:
             {"device": f"cuda:{index}", "name": properties.name, "memory_gib": memory, "precision": precisions}
         )
     if torch.backends.mps.is_available():
-        devices.append({"device": "mps", "name": "Apple GPU", "precision": ["fp32", "fp16"]})
+        devices.append({"device": "mps", "name": "Apple GPU", "precision": ["fp32"]})
     from scalelong.training.speed import cpu_name
 
     devices.append({"device": "cpu", "name": cpu_name(), "precision": ["fp32", "bf16"]})

@@ -99,7 +99,9 @@ def transfer(
         str | None, Option(help="Scalings of the long skips, such as none,cs:0.5. Default: the preset's.")
     ] = None,
     base_width: Base = None,
-    base_depth: Annotated[int | None, Option(help="Depth at which CompleteP equals the standard network.")] = None,
+    base_depth: Annotated[
+        int | None, Option(help="Depth at which CompleteP equals the standard network. Default: the preset's.")
+    ] = None,
     parametrizations: Parametrizations = "standard,mup",
     steps: Annotated[int | None, Option(min=1, help="Steps of each run. Default: the preset's.")] = None,
     seeds: Seeds = "2",
@@ -174,8 +176,10 @@ def _print_transfer(curves: list[Curve], steps: int) -> None:
         cell, best = curve.cell, curve.optimum
         words = [cell.parametrization, str(cell.width), "" if cell.depth is None else str(cell.depth)]
         bound = "" if curve.inside else " (edge of the grid)"
-        rate = with_interval(best.mean, best.low, best.high, 3) + bound
-        loss = with_interval(curve.best.mean, curve.best.low, curve.best.high)
+        rate, loss = "a seed diverged at every rate", "diverged"
+        if not curve.diverged:
+            rate = with_interval(best.mean, best.low, best.high, 3) + bound
+            loss = with_interval(curve.best.mean, curve.best.low, curve.best.high)
         table.append([*words, cell.scaling.label, rate, loss])
     columns = ["", "width", "depth", "scaling", "best learning rate", "its loss"]
     keep = [True, True, any(c.cell.depth for c in curves), several, len(curves[0].losses) > 1, True]

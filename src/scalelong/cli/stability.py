@@ -113,7 +113,7 @@ def _print_kappa(estimate: KappaEstimate, data: str) -> None:
 def theory(
     seeds: Annotated[int, Option(min=2, help="Networks per shape and initialization.")] = 32,
     width: Annotated[int, Option(min=32, help="m, the width of the network of Eq. 3.")] = 256,
-    skips: Annotated[int, Option(min=1, help="N, its number of long skips.")] = 6,
+    skips: Annotated[int, Option(min=1, max=128, help="N, its number of long skips.")] = 6,
     depth: Annotated[int, Option(min=1, help="l, the number of matrices per block.")] = 2,
     kappa: Annotated[float, Option(help="κ of CS and reversed CS.")] = 0.7,
     out: Figure = None,
@@ -293,9 +293,10 @@ def _print_robustness(result: Robustness) -> None:
             cells.append(f"{distance.value:.3g}{interval}")
         rows.append(cells)
     title = f"{result.run}, step {result.step}: extra noise δ at the input, {result.images} images"
-    columns = ("σ_δ²", "change of ε̂", "gain", "loss", *(["distance"] if distances else []))
+    words, out = result.words, result.words.output
+    columns = ("σ_δ²", f"change of {out}", "gain", "loss", *(["distance"] if distances else []))
     print_table(title, columns, rows, left=0)
-    print_lines(["change: E‖Δε̂‖²/m; gain: √(E‖Δε̂‖²/E‖δ‖²); loss: the target is the noise that made x_t"])
+    print_lines([f"change: E‖Δ{out}‖²/m; gain: √(E‖Δ{out}‖²/E‖δ‖²); loss: the target is {words.meaning}"])
     if result.metric:
         print_lines([f"distance: {result.metric}, {result.samples} samples, δ at every network evaluation"])
     if result.lipschitz:
@@ -312,6 +313,6 @@ def _print_lipschitz(result: Robustness) -> None:
         exceeded = {None: "–", True: "yes", False: "no"}[one.exceeded]
         rows.append((f"{(low + high) / 2:g}", constant, bound, number(one.m0, 3), number(one.middle, 3), exceeded))
     title = f"local Lipschitz constant ({result.points} inputs per bin) and Theorem 3.4"
-    columns = ("t", "‖∂ε̂/∂x_t‖", "bound", "M₀", "L₀", "exceeded")
+    columns = ("t", f"‖∂{result.words.output}/∂{result.words.input}‖", "bound", "M₀", "L₀", "exceeded")
     caption = "+: power iteration did not converge, the true value is larger"
     print_table(title, columns, rows, left=0, caption=caption)

@@ -84,6 +84,8 @@ def null_like(name: str, condition: Tensor, null: Any) -> Tensor:
     if null is None:
         expected = "the null label or the tokens of the empty prompt"
         raise invalid(f"null_{name}", expected, None, f"dropping or guiding {name} needs it")
+    if isinstance(null, int):  # filled on the device: a copy of the number would wait for it at every step
+        return torch.full_like(condition, null)
     null = torch.as_tensor(null, dtype=condition.dtype, device=condition.device)
     try:
         return null.expand_as(condition)

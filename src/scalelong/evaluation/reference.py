@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -121,7 +122,8 @@ def dataset_reference(
     """Return the statistics of the first n images (default: all) of a dataset's split, cached.
 
     `name` and `options` are those of `scalelong.data.load`. An interrupted computation resumes, and a longer one
-    starts from the end of a shorter one. A second process waits for the first.
+    starts from the end of a shorter one. A second process waits for the first. Joined processes must all call it: they
+    compute together if one of them, perhaps on another machine, has no file.
     """
     data = load(name, split, **options)
     total = len(data) if n is None else n
@@ -129,7 +131,7 @@ def dataset_reference(
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{data.name}-{data.split}-{extractor.name}").strip("-")[-100:]
     folder = cache_dir() / "reference" / f"{slug}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     done, partial = folder / f"first-{total}.safetensors", folder / "partial.safetensors"
-    if done.is_file():
+    if _all_have(done):
         return read_reference(done)
     source = "; ".join(filter(None, (data.manifest.get("source"), data.manifest.get("resize"))))
     rank, world = rank_and_world()
@@ -150,7 +152,7 @@ def dataset_reference(
         stream = ArrayImages(data.images, f"{data.name} ({data.split})")
         extract(stream, [extractor], total, batch_size, [extraction], checkpoint)
         reference = extraction.result(data.name, data.split, extractor, source)
-        if rank == 0:
+        if int(os.environ.get("LOCAL_RANK", rank)) == 0:  # one process of every machine, whose cache may be its own
             write_reference(done, reference)
             partial.unlink(missing_ok=True)
         return reference
@@ -229,6 +231,15 @@ def _read_npz(path: Path, extractor: str | None) -> Reference:
         path.stem, None, None, f"moments:{digest}", None, extractor or UNKNOWN, None, None, 0.0, now(), {}
     )
     return Reference(FeatureSet(Moments(None, mu, sigma)), card)
+
+
+def _all_have(path: Path) -> bool:
+    """Whether the file exists for every process, so that none returns while the others wait for it to compute."""
+    found, (_, world) = path.is_file(), rank_and_world()
+    everyone = [found] * world
+    if world > 1:
+        dist.all_gather_object(everyone, found)
+    return all(everyone)
 
 
 def _resume(folder: Path, limit: int) -> Extraction:

@@ -35,7 +35,9 @@ class Coordinates:
 
     size    of the output's RMS at initialization; None where it is zero
     change  of the RMS of its change after the steps, relative to the network at initialization
-    curve   width → the change, geometric mean over layers and seeds
+    curve   width → the change, geometric mean over seeds
+
+    A kind of layer has one RMS: over the outputs of all its layers.
     """
 
     layer: str

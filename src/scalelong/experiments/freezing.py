@@ -83,5 +83,5 @@ def _losses(run: Run, examples: Examples, n: int) -> list[float]:
     denoise, values = get_model(run.config.model.kind).adapt(run.net), list[float]()
     with torch.no_grad(), evaluating(run.net):
         for part in _parts(examples, n, run.config.train.batch_size):
-            values += simple_loss(denoise, examples.objective, **vars(part)).double().tolist()
+            values += simple_loss(denoise, examples.objective, **vars(part)).tolist()
     return values

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,24 @@ if TYPE_CHECKING:
 
 FILE, FORMAT = "robustness.json", 1
 VARIANCES = (0.003, 0.01, 0.03, 0.1, 0.3)
+
+
+class Words(NamedTuple):
+    """Symbols of a network's target, output and input under an objective, and what the target is."""
+
+    target: str
+    output: str
+    input: str
+    meaning: str
+
+
+WORDS = {
+    "eps": Words("ε", "ε̂", "x_t", "the noise that made x_t"),
+    "x0": Words("x_0", "x̂_0", "x_t", "the image"),
+    "v": Words("v", "v̂", "x_t", "v = α·ε − σ·x_0"),
+    "flow": Words("F", "F̂", "x_t", "F = dx_t/dt"),
+    "edm": Words("F", "F̂", "c_in·x_t", "F, the preconditioned image"),
+}
 
 
 @dataclass(frozen=True)
@@ -60,6 +78,10 @@ class Robustness:
     metric: str | None = None  # full name of the distance
     samples: int = 0
     notes: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> Words:
+        return WORDS[self.objective]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values; docs/monitor.md has the format."""
@@ -128,7 +150,11 @@ def measure_run_robustness(
 
 
 class Perturbed(nn.Module):
-    """A network that sees x + δ; each evaluation draws δ ~ N(0, σ_δ²·I) from a generator of its own."""
+    """A network that sees x + δ; each evaluation draws δ ~ N(0, σ_δ²·I) from a generator of its own.
+
+    Guidance evaluates every sample twice, in the two halves of a batch. Both see the same δ: it is noise of the sample,
+    and the difference of the halves must not amplify it.
+    """
 
     def __init__(self, net: nn.Module, variance: float, seed: int) -> None:
         super().__init__()
@@ -137,7 +163,9 @@ class Perturbed(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        delta = self.deviation * torch.randn(x.shape, generator=self.generator)
+        copies = 2 if len(x) % 2 == 0 and torch.equal(*x.chunk(2)) else 1  # two independent samples are never equal
+        delta = self.deviation * torch.randn((len(x) // copies, *x.shape[1:]), generator=self.generator)
+        delta = torch.cat([delta] * copies)
         return self.module(x + delta.to(x), *args, **kwargs)
 
 

@@ -47,6 +47,8 @@ class Curve:
              geometric mean over seeds with its t interval
     inside   whether the optimum of every seed lies inside the grid; otherwise it is a bound
     best     loss at the best learning rate of each seed, mean over seeds
+
+    `optimum` and `best` are NaN, and null in JSON, if a seed diverged at every learning rate.
     """
 
     cell: Cell
@@ -55,11 +57,17 @@ class Curve:
     inside: bool
     best: Estimate
 
+    @property
+    def diverged(self) -> bool:
+        """Whether a seed diverged at every learning rate."""
+        return math.isnan(self.best.mean)
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
         cell = {**vars(self.cell), "scaling": self.cell.scaling.to_dict(), "label": self.cell.scaling.label}
         rates = {"lr": list(self.losses), "loss": [list(values) for values in self.losses.values()]}
-        return cell | rates | {"optimum": asdict(self.optimum), "inside": self.inside, "best": asdict(self.best)}
+        optimum, best = (None if self.diverged else asdict(one) for one in (self.optimum, self.best))
+        return cell | rates | {"optimum": optimum, "inside": self.inside, "best": best}
 
 
 def measure_transfer(
@@ -76,7 +84,10 @@ def measure_transfer(
     seeds: Sequence[int] = (0, 1),
     jobs: int = 1,
 ) -> list[Curve]:
-    """Train every cell of the grid and return one curve per cell."""
+    """Train every cell of the grid and return one curve per cell.
+
+    `base_width` and `base_depth` are those of μP; by default the config's.
+    """
     if not rates or not all(rate > 0 for rate in rates):
         raise invalid("learning rates", "one or more numbers > 0", list(rates))
     chosen: Sequence[int | None] = depths or [None]
@@ -96,13 +107,18 @@ def _config(config: Config, base_width: int | None, base_depth: int | None, cell
     changed = widened(config, cell.width, cell.parametrization, base_width)
     settings: dict[str, Any] = {"train.lr": lr, "seed": seed, "monitor.every": 0, "scaling": cell.scaling}
     if cell.depth is not None:
-        settings |= {"model.depth": cell.depth}
-        settings |= {"mup.base_depth": base_depth} if cell.parametrization == "mup" else {}
+        settings["model.depth"] = cell.depth
+    if base_depth is not None and cell.parametrization == "mup":
+        settings["mup.base_depth"] = base_depth
     return override(changed, settings)
 
 
 def _curve(cell: Cell, losses: dict[float, tuple[float | None, ...]]) -> Curve:
-    each = [optimum({lr: values[s] for lr, values in losses.items()}) for s in range(len(next(iter(losses.values()))))]
+    seeds = [{lr: values[s] for lr, values in losses.items()} for s in range(len(next(iter(losses.values()))))]
+    if any(set(seed.values()) == {None} for seed in seeds):  # the other cells are of use all the same
+        unknown = Estimate(math.nan, None, None, len(seeds))
+        return Curve(cell, losses, unknown, False, unknown)
+    each = [optimum(seed) for seed in seeds]
     logs = mean_interval([math.log(lr) for lr, _, _ in each])
     low, high = (None if end is None else math.exp(min(end, 700.0)) for end in (logs.low, logs.high))
     best = mean_interval([loss for _, loss, _ in each])
@@ -131,7 +147,8 @@ def spread(curves: Sequence[Curve]) -> dict[str, float]:
     groups: dict[str, list[float]] = {}
     for curve in curves:
         cell = curve.cell
-        groups.setdefault(f"{cell.parametrization}, {cell.scaling.label}", []).append(curve.optimum.mean)
+        if not curve.diverged:
+            groups.setdefault(f"{cell.parametrization}, {cell.scaling.label}", []).append(curve.optimum.mean)
     return {name: max(rates) / min(rates) for name, rates in groups.items()}
 
 

@@ -28,7 +28,7 @@ def widened(config: Config, width: int, parametrization: str = "mup", base_width
         raise unknown("parametrization", parametrization, PARAMETRIZATIONS)
     own, mup = width_of(config), parametrization == "mup"
     base = base_width or config.mup.base_width or own
-    settings: dict[str, Any] = {"mup.base_width": base if mup else None}
+    settings: dict[str, Any] = {"mup.base_width": base} if mup else {"mup.base_width": None, "mup.base_depth": None}
     if config.model.kind == "uvit":
         head = own // config.model.num_heads
         if width < head or width % head:

@@ -287,8 +287,9 @@ def draw_robustness(result: Robustness) -> Figure:
         ax.plot(xs, [getattr(row.overall, quantity) for row in rows], "ko-", ms=3, label="all")
         _variance_axis(ax, xs)
         ax.legend(fontsize=7)
-    change.set(title="change of the prediction", ylabel="E‖Δε̂‖²/m", yscale="log")
-    loss.set(title="loss with extra noise", ylabel="E‖ε − ε̂(x_t + δ)‖²/m")
+    target, output, x, _ = result.words
+    change.set(title="change of the prediction", ylabel=f"E‖Δ{output}‖²/m", yscale="log")
+    loss.set(title="loss with extra noise", ylabel=f"E‖{target} − {output}({x} + δ)‖²/m")
     for ax in optional:
         ax.plot([d.variance for d in distances], [d.value for d in distances], "ko-", ms=3)
         for d in distances:
@@ -299,7 +300,7 @@ def draw_robustness(result: Robustness) -> Figure:
     middles = [(low + high) / 2 for low, high in bins]
     pairs = list(zip(middles, result.lipschitz, strict=False))  # no constants were measured with points=0
     bounds = [(t, 10**one.log10_bound) for t, one in pairs if one.log10_bound is not None and one.log10_bound < 300]
-    measured = "‖∂ε̂/∂x_t‖, measured"
+    measured = f"‖∂{output}/∂{x}‖, measured"
     lipschitz.plot([t for t, _ in pairs], [one.network for _, one in pairs], "ko-", ms=3, label=measured)
     lipschitz.plot([t for t, _ in bounds], [b for _, b in bounds], "s--", ms=3, color=RED, label="Theorem 3.4's bound")
     lipschitz.set(title="local Lipschitz constant", xlabel="t", yscale="log")

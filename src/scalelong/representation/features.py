@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,12 @@ class Extractor:
                 self.paths = [p for p in self.paths if f"train/{p}" in stored]
                 return {p: (stored[f"train/{p}"], stored[f"test/{p}"]) for p in self.paths}
         sets = [self._pooled(t, split, step, tracker) for step, split in enumerate(data)]
-        found = {p: standardized(sets[0][p], sets[1][p]) for p in self.paths if p in sets[0]}
+        found = {p: standardized(sets[0][p], sets[1][p]) for p in self.paths}
+        if self.drop:  # what is the same for all images, such as a time embedding
+            found = {p: pair for p, pair in found.items() if bool(pair[0].any())}
+            if not found:
+                raise InvalidValueError(f"the features of {', '.join(self.paths)} are the same for all images")
+            self.paths = list(found)
         features = {p: (a.half().cpu(), b.half().cpu()) for p, (a, b) in found.items()}
         if path is not None:
             tensors = {f"{word}/{p}": x for p, pair in features.items() for word, x in zip(WORDS, pair, strict=True)}
@@ -122,7 +127,7 @@ class Extractor:
     def _pooled(self, t: float, data: Labelled, step: int, tracker: Tracker) -> dict[str, Tensor]:
         """Features of one split, (n, C) per block. Noise depends on (seed, split, image), not on t or the batch."""
         parts: dict[str, list[Tensor]] = {}
-        device, process = device_of(self.net), self.objective.process
+        device, dtype, process = device_of(self.net), dtype_of(self.net), self.objective.process
         with evaluating(self.net), eager(self.net), recorded(self.net, self.paths) as outputs:
             for start in range(0, len(data), self.batch_size):
                 x_0 = data.read(torch.arange(start, min(start + self.batch_size, len(data))))
@@ -130,7 +135,8 @@ class Extractor:
                 times = torch.full((len(x_0),), float(t))
                 x_t = process.add_noise(x_0, eps, times).to(device)
                 outputs.clear()
-                self.call(*self.objective.network_inputs(x_t, times))
+                x, time = self.objective.network_inputs(x_t, times)
+                self.call(x.to(dtype), time)
                 if not parts:
                     self._check(outputs, len(x_0))
                 for path in self.paths:
@@ -141,16 +147,36 @@ class Extractor:
     def _check(self, outputs: dict[str, Tensor], n: int) -> None:
         """Every block has one row of features per image; of the network's own list, others are left out."""
         usable = [path for path in self.paths if path in outputs and len(outputs[path]) == n]
-        if self.drop:  # such as a time embedding, which is the same for all images
-            usable = [p for p in usable if n == 1 or bool((outputs[p] != outputs[p][:1]).any())]
+        if self.drop:
             self.paths = usable or self.paths
         if missing := [path for path in self.paths if path not in usable]:
             raise InvalidValueError(f"block {missing[0]!r} returns no features of each image: (B, C, …) or (B, L, D)")
 
     @cached_property
     def _identity(self) -> list[Any]:
-        return [tensors_sha256(self.net.state_dict()), str(self.net), list(self.paths), self.objective.to_dict()]
+        tensors = {**self.net.state_dict(), **dict(self.net.named_buffers())}  # buffers that are not stored too
+        known = [tensors_sha256(tensors), str(self.net), _settings(self.net)]
+        return [*known, list(self.paths), self.objective.to_dict()]
 
     def _key(self, t: float, data: tuple[Labelled, Labelled]) -> str:
         parts = [*self._identity, *((split.key, len(split)) for split in data), t, self.seed, self.salt]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def dtype_of(net: nn.Module) -> torch.dtype:
+    """Return the dtype of the first floating-point parameter, or float32."""
+    return next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+
+
+def _settings(net: nn.Module) -> list[Any]:
+    """What a pass depends on but neither weights nor `str(net)` tell: heads, placement and sites of a scaling, …"""
+    return [
+        [path, type(module).__module__, {k: v for k, v in vars(module).items() if k != "training" and _is_plain(v)}]
+        for path, module in net.named_modules()
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (bool, int, float, str)) or (is_dataclass(value) and not isinstance(value, type))

@@ -20,8 +20,9 @@ def probe_features(
         train_y: Their labels 0 … C − 1, (n,).
         test_x: Features to measure the accuracy on.
         test_y: Their labels.
-        fit: "lbfgs" minimizes Σ cross-entropy + ‖W‖²/2, the problem of scikit-learn's `LogisticRegression()`, which is
-            convex and has one answer. "adam" is DDAE's recipe: 15 epochs, learning rate 1e-3, cosine.
+        fit: "lbfgs" minimizes Σ cross-entropy + ‖W‖²/2 (‖W‖² for two classes), the problem of scikit-learn's
+            `LogisticRegression()`, which is convex and has one answer. "adam" is DDAE's recipe: 15 epochs, learning
+            rate 1e-3, cosine.
         seed: Of Adam's batches.
 
     Returns:
@@ -63,9 +64,12 @@ def _lbfgs(layer: nn.Linear, x: Tensor, y: Tensor, seed: int) -> None:
         layer.parameters(), max_iter=ITERATIONS, tolerance_grad=1e-5, history_size=10, line_search_fn="strong_wolfe"
     )
 
+    # Of two classes scikit-learn penalizes the difference w of both rows, ‖w‖²/2, which is ‖W‖² where they are ±w/2.
+    penalty = PENALTY * (2 if len(y.unique()) == 2 else 1)
+
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(layer(x), y) + PENALTY / (2 * len(x)) * layer.weight.square().sum()
+        loss = nn.functional.cross_entropy(layer(x), y) + penalty / (2 * len(x)) * layer.weight.square().sum()
         loss.backward()
         return loss
 

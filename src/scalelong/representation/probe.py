@@ -20,8 +20,9 @@ from scalelong.files import tensors_sha256, write_text
 from scalelong.kappa import checked_shape
 from scalelong.objective import Objective, get_objective
 from scalelong.progress import Tracker
-from scalelong.representation.features import Extractor, Labelled, choose_blocks
+from scalelong.representation.features import Extractor, Labelled, choose_blocks, dtype_of
 from scalelong.representation.linear import FITS, fit_accuracy, probe_features
+from scalelong.skips.blocks import blocks_of
 
 FORMAT = 1
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.4)  # of the time range; features are best at little noise
@@ -57,6 +58,7 @@ class LinearProbe:
     pixels: float | None = None  # accuracy of the same classifier on clean pixels
     untrained: Grid | None = None  # of the network before training
     notes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()  # blocks of the network that a later block follows
 
     def cell(self, b: int, k: int) -> Cell:
         return Cell(self.blocks[b], self.times[k], self.accuracy[b][k], *wilson(self.accuracy[b][k], self.n_test))
@@ -76,8 +78,8 @@ class LinearProbe:
 
     @property
     def conditioning_block(self) -> str | None:
-        """The best block that a later block follows, for `SelfConditioning`; None if there is one block."""
-        early = [cell for cell in self.cells if cell.block != self.blocks[-1]]
+        """The best probed block that `SelfConditioning` accepts, which a later block must follow; None without one."""
+        early = [cell for cell in self.cells if cell.block in self.sources]
         return max(early, key=lambda cell: cell.accuracy).block if early else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,7 +123,7 @@ def linear_probe(
     test: Any,
     *,
     layers: str | Sequence[str] = "all",
-    t: Sequence[float] | float | None = None,
+    t: Any = None,
     objective: Any = "eps",
     conditions: Mapping[str, Any] | None = None,
     untrained: nn.Module | None = None,
@@ -141,7 +143,7 @@ def linear_probe(
         test: (images, labels) to measure the accuracy on.
         layers: "all" (the blocks of a U-ViT or U-Net; the children of another network), or paths of modules.
         t: Times of the noise in the process's own unit (0 to 1 for "vp", 1 to 1000 for "ddpm", where a number below 1
-            is a share of the range); default: 1 % to 40 % of its range.
+            is a share of the range): a number, a sequence, an array or a tensor; default: 1 % to 40 % of its range.
         objective: What the network was trained with: a name, an `Objective`, or a process.
         conditions: Constants for every image: `{"y": label}`, `{"context": tokens}`. True labels would leak.
         untrained: The same network before training, as a baseline.
@@ -203,7 +205,7 @@ def linear_probe(
         n_train=len(labels[0]), n_test=len(labels[1]), classes=classes,
         chance=float(labels[1].bincount().max() / len(labels[1])), fit=fit, seed=seed,
         pixels=_pixels(data, fit, seed) if pixels else None,
-        untrained=None if untrained is None else grids[1], notes=tuple(notes),
+        untrained=None if untrained is None else grids[1], notes=tuple(notes), sources=tuple(blocks_of(net)[:-1]),
     )  # fmt: skip
 
 
@@ -214,7 +216,7 @@ def wilson(accuracy: float, n: int) -> tuple[float, float]:
     return max(0.0, min(low, accuracy)), min(1.0, max(high, accuracy))  # rounding must not exclude 0 and 1
 
 
-def check_times(t: Sequence[float] | float | None, objective: Objective) -> tuple[float, ...]:
+def check_times(t: Any, objective: Objective) -> tuple[float, ...]:
     """Return the times of a probe in the process's own unit, or raise what is wrong with them.
 
     Where times are 1, 2, …, a number below 1 is a share of the range.
@@ -223,7 +225,10 @@ def check_times(t: Sequence[float] | float | None, objective: Objective) -> tupl
     if t is None:
         t = [share * process.t_max for share in SHARES]
     least, whole = (0.0, "") if process.continuous else (1.0, ", an integer")
-    times = [float(value) for value in (t if isinstance(t, Sequence) else [t])]
+    try:
+        times: list[float] = torch.as_tensor(t, dtype=torch.float64).flatten().tolist()
+    except (TypeError, ValueError, RuntimeError):
+        raise invalid("t", "a number or several", t) from None
     if not process.continuous:
         times = [float(max(1, round(time * process.t_max))) if 0 < time < 1 else time for time in times]
     for time in times:
@@ -247,6 +252,13 @@ def as_labelled(name: str, data: Any) -> Labelled:
     if labels.shape != shape[:1] or labels.is_floating_point() or labels.is_complex() or int(labels.min()) < 0:
         raise invalid(f"labels of {name}", f"{shape[0]} integers >= 0", f"{labels.dtype} {tuple(labels.shape)}")
     images = torch.as_tensor(images)
+    if images.dtype != torch.uint8:
+        low, high = (float(end) for end in images.aminmax())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise DataError(f"images of {name} must be finite, got NaN or infinite values")
+        if low >= 0 and high > 1 + 1e-3:  # latents may have any range, but not without a negative value
+            got = f"got values from {low:.4g} to {high:.4g}; rescale them or pass uint8 (n, h, w, c)"
+            raise DataError(f"float images of {name} must be in [-1, 1], {got}")
 
     def read(indices: Tensor) -> Tensor:
         x = images[indices.to(images.device)].cpu()
@@ -259,8 +271,9 @@ def as_labelled(name: str, data: Any) -> Labelled:
 def _call(net: nn.Module, call: Any, conditions: Mapping[str, Any] | None) -> Callable[[Tensor, Tensor], Any]:
     if call is not None:
         return lambda x, t: call(net, x, t)
-    adapted, device = Denoiser(net), device_of(net)
+    adapted, device, dtype = Denoiser(net), device_of(net), dtype_of(net)
     constants = {name: torch.as_tensor(value, device=device) for name, value in (conditions or {}).items()}
+    constants = {name: v.to(dtype) if v.is_floating_point() else v for name, v in constants.items()}
     return lambda x, t: adapted(x, t, **{k: v.expand(len(x), *v.shape) for k, v in constants.items()})
 
 

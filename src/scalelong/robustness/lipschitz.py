@@ -124,7 +124,7 @@ class _Recorder:
 
 
 class _Pass:
-    """A forward pass: input, output, joins (outermost first) and the largest κ_i of a learned scaling."""
+    """A forward pass: input, output, joins (outermost first) and the largest |κ_i| that a scaling computed."""
 
     def __init__(self, net: nn.Module, sites: list[Site], x: Tensor, args: tuple[Any, ...], kwargs: Any) -> None:
         self.x = x.detach().clone().requires_grad_()
@@ -147,7 +147,7 @@ class _Pass:
 
     def _keep_largest(self, module: nn.Module, args: tuple[Any, ...], kappa: float | Tensor) -> None:
         if isinstance(kappa, Tensor) and module.is_factor:
-            self.kappas[args[1]] = max(float(kappa.detach().max()), self.kappas.get(args[1], -math.inf))
+            self.kappas[args[1]] = max(float(kappa.detach().abs().max()), self.kappas.get(args[1], 0.0))
 
 
 def _keep_backbone(join: _Join, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -217,10 +217,10 @@ class LocalLipschitz:
     """The largest values over a batch of inputs, from below by power iteration.
 
     network: ‖∂net/∂x_t‖₂, the largest amplification of a small perturbation.
-    coefficients: κ_1 … κ_N (for LS the largest of each skip's units).
+    coefficients: κ_1 … κ_N; if the pass computes them (LS, a range of timesteps), each skip's largest |κ_i|.
     blocks: ‖b_i∘a_i‖₂, linearized at the inputs; None if the skips cannot be separated.
     middle: L_0 = ‖∂f_N‖₂, from the innermost skip to the tensor that it joins.
-    log10_bound: log10 of Theorem 3.4's Σκ_i·M_0^i + M_0^N·L_0 with M_0 = max ‖b_i∘a_i‖.
+    log10_bound: log10 of Theorem 3.4's Σ|κ_i|·M_0^i + M_0^N·L_0 with M_0 = max ‖b_i∘a_i‖.
     note: why a value is missing.
     """
 
@@ -269,13 +269,14 @@ def local_lipschitz(
     result = replace(result, blocks=blocks.norms, middle=middle)
     if not result.coefficients:
         return replace(result, note="the coefficients κ_i of this scaling could not be recorded")
-    log_bound = log_robustness(result.coefficients, log_or_minus_inf(blocks.m0), log_or_minus_inf(middle))
+    sizes = [abs(kappa) for kappa in result.coefficients]
+    log_bound = log_robustness(sizes, log_or_minus_inf(blocks.m0), log_or_minus_inf(middle))
     return replace(result, log10_bound=log_bound / math.log(10))
 
 
 def _coefficients(root: nn.Module, n: int, run: _Pass) -> tuple[float, ...]:
     scaler = scaling_of(root)
     fixed = (1.0,) * n if scaler is None or not n else scaler.spec.coefficients(n)
-    if fixed is not None:
+    if fixed is not None and not (scaler is not None and scaler.timed):  # outside its timesteps κ_i is 1
         return fixed
     return tuple(run.kappas[i] for i in range(1, n + 1)) if len(run.kappas) == n else ()

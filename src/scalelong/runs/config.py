@@ -10,9 +10,10 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Union
 
 from scalelong._objectives import (
@@ -406,10 +407,34 @@ def change_objective(values: dict[str, Any], settings: Mapping[str, Any]) -> Non
         values["sample"] |= {"sampler": "dpm-solver++", "steps": None}
 
 
+def _has_condition(config: Config) -> bool:
+    return config.data.classes or config.data.text is not None
+
+
+# Settings that only some configs read: which ones, in words and as a function.
+_READ_WITH: dict[str, tuple[str, Callable[[Config], bool]]] = {
+    "diffusion.drop": ("a run with data.classes or data.text", _has_condition),
+    "sample.guidance": ("a run with data.classes or data.text", _has_condition),
+    "data.text_tokens": ("a run with data.text", lambda config: config.data.text is not None),
+    "data.latent_scale": ("a run with data.vae", lambda config: config.data.vae is not None),
+    "train.min_lr_ratio": ("a train.schedule that decays", lambda config: config.train.schedule != "constant"),
+    "train.decay_share": (
+        "train.schedule=warmup-stable-decay", lambda config: config.train.schedule == "warmup-stable-decay",
+    ),
+    **dict.fromkeys(
+        [f"distillation.{name}" for name in ("block", "until", "stride", "width", "temperature")],
+        ("distillation.weight > 0", lambda config: config.distillation.weight > 0),
+    ),
+}  # fmt: skip
+
+
 def check_read(changed: Config, keys: Iterable[str]) -> None:
-    """Raise for a setting that the network or the objective does not read."""
-    used = get_model(changed.model.kind).settings
+    """Raise for a setting that the network, the objective or the rest of the config does not read."""
+    used, defaults, values = get_model(changed.model.kind).settings, _defaults(), flatten(changed.to_dict())
     for key in keys:
+        reader, reads = _READ_WITH.get(key, ("", bool))
+        if reader and values[key] != defaults[key] and not reads(changed):
+            raise InvalidValueError(f"{key} has no effect here: only {reader} reads it; leave it out")
         if used and key.startswith("model.") and key.split(".")[1] not in (*used, "kind", "options"):
             raise InvalidValueError(
                 f"{key} has no effect on model.kind={changed.model.kind!r}, which reads {', '.join(used)}; leave it out"
@@ -418,6 +443,11 @@ def check_read(changed: Config, keys: Iterable[str]) -> None:
         if readers and not any(getattr(changed.diffusion, part) in names for part, names in readers.items()):
             needed = " or ".join(f"diffusion.{part}={name}" for part, names in readers.items() for name in names)
             raise InvalidValueError(f"{key} has no effect here: only {needed} reads it; leave it out")
+
+
+@lru_cache
+def _defaults() -> dict[str, Any]:
+    return flatten(Config().to_dict())
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
@@ -518,14 +548,15 @@ def description(kind: Any) -> str:
 _MINIMUM = {
     "seed": 0, "train.steps": 1, "train.batch_size": 1, "train.warmup": 0, "train.accumulate": 1, "train.log_every": 1,
     "checkpoint.every": 1, "checkpoint.keep": 1, "validate.every": 0, "validate.n": 1, "sample.every": 0, "sample.n": 0,
-    "data.image_size": 1, "evaluate.every": 0, "evaluate.n": 4, "monitor.every": 0, "monitor.samples": 1,
-    "model.channels": 1, "model.layers": 1, "model.attention": 1, "model.base_head_width": 1, "mup.base_width": 1,
-    "mup.base_depth": 1, "probe.every": 0, "probe.n": 2, "distillation.stride": 1, "distillation.width": 1,
+    "sample.steps": 1, "data.image_size": 1, "evaluate.every": 0, "evaluate.n": 4, "monitor.every": 0,
+    "monitor.samples": 1, "model.channels": 1, "model.layers": 1, "model.attention": 1, "model.base_head_width": 1,
+    "mup.base_width": 1, "mup.base_depth": 1, "probe.every": 0, "probe.n": 2, "distillation.stride": 1,
+    "distillation.width": 1,
 }  # fmt: skip
 _POSITIVE = (
     "train.lr", "train.clip", "kappa", "model.init_std", "diffusion.sigma_data", "diffusion.p_std",
     "diffusion.logit_std", "diffusion.snr_gamma", "diffusion.sigma_min", "diffusion.sigma_max", "diffusion.rho",
-    "distillation.temperature",
+    "distillation.temperature", "data.latent_scale",
 )  # fmt: skip
 _FRACTIONS = ("data.holdout", "model.dropout", "ema.decay", "train.betas", "diffusion.drop")
 _NOT_NEGATIVE = ("train.weight_decay", "data.extra_noise", "distillation.weight")

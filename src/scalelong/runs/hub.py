@@ -64,7 +64,8 @@ def write_hub_folder(run: Run, folder: Path, repo_id: str, licence: str = "apach
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy(picture, folder / name)
     curves = {name: run.column(name).finite() for name in ("loss", "val_loss_ema")}
-    if any(len(series) > 1 for series in curves.values()):
+    curves = {name: series for name, series in curves.items() if len(series) > 1 and (series.values > 0).all()}
+    if curves:  # a loss of your own may be negative, which a logarithmic axis cannot show
         (folder / CURVES).write_text(draw_curves(curves), encoding="utf-8")
     (folder / "README.md").write_text(model_card(run, folder, repo_id, licence), encoding="utf-8")
 
@@ -153,10 +154,9 @@ def _usage(run: Run, repo_id: str) -> Iterator[str]:
 
 
 def draw_curves(curves: dict[str, Series], width: int = 640, height: int = 240) -> str:
-    """An SVG of series over steps, the vertical axis logarithmic."""
-    drawn = {name: series for name, series in curves.items() if len(series) > 1 and (series.values > 0).all()}
-    steps = max(float(series.steps[-1]) for series in drawn.values())
-    logs = {name: np.log10(series.values) for name, series in drawn.items()}
+    """An SVG of positive series over steps, the vertical axis logarithmic."""
+    steps = max(float(series.steps[-1]) for series in curves.values())
+    logs = {name: np.log10(series.values) for name, series in curves.items()}
     low, high = min(v.min() for v in logs.values()), max(v.max() for v in logs.values())
     x0, y0, w, h = 56, 12, width - 72, height - 44
 
@@ -169,7 +169,7 @@ def draw_curves(curves: dict[str, Series], width: int = 640, height: int = 240) 
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<path d="M{x0} {y0}v{h}h{w}" fill="none" stroke="#888"/>',
     ]
-    for k, (name, series) in enumerate(drawn.items()):
+    for k, (name, series) in enumerate(curves.items()):
         picked = np.unique(np.linspace(0, len(series) - 1, 400).astype(int))
         points = " ".join(place(series.steps[i], logs[name][i]) for i in picked)
         color = ("#9bb8d3", "#b5442e")[k % 2]

@@ -164,7 +164,8 @@ def robustness_rows(init: str, shape: Shape, scalings: Mapping[str, FixedScaling
     cases: dict[str, list[tuple[LocalRobustness, float, float]]] = {name: [] for name in scalings}
     for seed in range(seeds):
         net, ((x,), _) = shape.build(init, seed), ddpm_inputs(1, shape.width, seed)
-        delta = torch.randn(16, shape.width, generator=torch.Generator().manual_seed(seed))
+        delta = torch.randn(16, shape.width, generator=torch.Generator().manual_seed(seed)).to(shape.dtype)
+        x = x.to(shape.dtype)
         delta *= 0.01 * x.norm() / delta.norm(dim=1, keepdim=True)
         log_norms = global_log_norms(net)
         for name, spec in scalings.items():

@@ -18,6 +18,7 @@ from scalelong.theory.fits import fit_line, r_squared
 from scalelong.theory.stacked import StackedUNet
 
 INPUTS = 8  # noisy inputs per network
+SINGLE = 16  # long skips up to which networks run in float32
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,13 @@ class Shape:
     skips: int
     depth: int
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64 for many skips: gradients of N skips grow like 4^N, their squared norms like 16^N."""
+        return torch.float64 if self.skips > SINGLE else torch.float32
+
     def build(self, init: str, seed: int) -> StackedUNet:
-        return StackedUNet(self.width, self.skips, self.depth, init=init, seed=seed)
+        return StackedUNet(self.width, self.skips, self.depth, init=init, seed=seed).to(self.dtype)
 
     def matrix_name(self, row: int, column: int) -> str:
         """Name of W in this row and column of `Propagation.gradients`, such as "a_1 W_2"."""
@@ -92,17 +98,21 @@ def measure_propagation(net: StackedUNet, x_t: Tensor, eps: Tensor) -> Propagati
             hook.remove()
     loss = (eps - features.hidden[0]).square().sum(1)  # (B,)
     backward = torch.autograd.grad(loss.sum(), [output for _, output in calls])
-    x_norm_sq = x_t.square().sum(1)
-    norms = [q.square().sum(1) * z.detach().square().sum(1) for q, (z, _) in zip(backward, calls, strict=True)]
+    x_norm_sq = _norm_sq(x_t)
+    norms = [_norm_sq(q) * _norm_sq(z.detach()) for q, (z, _) in zip(backward, calls, strict=True)]
     n, depth = net.num_skips, net.block_depth
     called = torch.stack(norms, dim=1).reshape(len(x_t), 2 * n + 1, depth)  # a_1 … a_N, f_N, b_N … b_1
     called = torch.cat([called[:, : n + 1], called[:, n + 1 :].flip(1)], dim=1)
-    features_sq = torch.stack([h.detach().square().sum(1) for h in features.hidden], dim=1)
+    features_sq = torch.stack([_norm_sq(h.detach()) for h in features.hidden], dim=1)
     return Propagation(
-        features=(features_sq / x_norm_sq[:, None]).double(),
-        gradients=(called / (loss.detach() * x_norm_sq)[:, None, None]).double(),
-        noise_ratio=eps.square().sum(1) / x_norm_sq,
+        features=features_sq / x_norm_sq[:, None],
+        gradients=called / (loss.detach() * x_norm_sq)[:, None, None],
+        noise_ratio=_norm_sq(eps) / x_norm_sq,
     )
+
+
+def _norm_sq(x: Tensor) -> Tensor:  # (B, m) -> (B,), float64: squares overflow long before the values do
+    return x.double().square().sum(1)
 
 
 def sample_networks(
@@ -112,6 +122,7 @@ def sample_networks(
     measured: dict[str, list[Propagation]] = {name: [] for name in scalings}
     for seed in range(seeds):
         net, (x_t, eps) = shape.build(init, seed), ddpm_inputs(INPUTS, shape.width, seed)
+        x_t, eps = x_t.to(shape.dtype), eps.to(shape.dtype)
         for name, spec in scalings.items():
             apply(net, spec, replace=True)
             measured[name].append(measure_propagation(net, x_t, eps))

@@ -28,6 +28,7 @@ from scalelong.theory.propagation import (
 from scalelong.theory.stacked import INITS
 
 NARROWEST = 16  # in narrower networks all ReLUs of a layer are often closed and the output is 0
+MOST_SKIPS = 128
 ROBUSTNESS_WIDTH = 128  # singular values of whole Jacobians are cubic in the width
 EXPONENT_TOLERANCE = 0.16  # of the spread's −1/2: two standard errors with 32 networks at each of four widths
 
@@ -78,6 +79,10 @@ def measure_theory(
     for name, (value, minimum) in minima.items():
         if value < minimum:
             raise invalid(name, f"an integer >= {minimum}", value)
+    if skips > MOST_SKIPS:
+        raise invalid(
+            "skips", f"an integer from 1 to {MOST_SKIPS}", skips, "squared gradients of more overflow float64"
+        )
     centre, scalings = Shape(width, skips, depth), four_scalings(kappa)
     shapes = [
         centre,

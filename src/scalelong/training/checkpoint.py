@@ -130,11 +130,11 @@ class Background:
 
 
 def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors. Copies from a GPU join its queue, before the next step changes the weights: nobody waits."""
+    """Copy tensors. Copies from CUDA join its queue, before the next step changes the weights: nobody waits."""
     copies = {}
     for name, tensor in tensors.items():
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        copies[name] = host.copy_(tensor.detach(), non_blocking=True)
+        copies[name] = host.copy_(tensor.detach(), non_blocking=tensor.is_cuda)  # `save` has an event for CUDA alone
     return copies
 
 
@@ -238,10 +238,22 @@ def restore_optimizer(
         group.update(values)
     parameters = dict(net.named_parameters())
     shard_of: dict[Tensor, Tensor] = dict(shards)
+    group_of = {owner: group for group in optimizer.param_groups for owner in group["params"]}
     for entry, value in tensors.items():
         key, _, name = entry.partition("/")
         if name not in parameters:
             raise RunError(f"the checkpoint has optimizer state for {name!r}, a parameter this network does not have")
         parameter = parameters[name]
-        share = value.clone() if key == "step" else own_share(value, parameter).to(parameter.device, copy=True)
-        optimizer.state[shard_of.get(parameter, parameter)][key] = share
+        owner = shard_of.get(parameter, parameter)
+        share = own_share(value, parameter)
+        optimizer.state[owner][key] = _placed(key, share, owner, group_of.get(owner, {}))
+
+
+def _placed(key: str, value: Tensor, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+    """Copy optimizer state to where torch's `load_state_dict` puts it, in the memory layout that the kernels expect."""
+    if key == "step":
+        kernel_reads_it = group.get("fused") or group.get("capturable")
+        return value.to(parameter.device, torch.float32, copy=True) if kernel_reads_it else value.clone()
+    if value.shape == parameter.shape:  # with the parameter's strides: fused kernels walk through both in parallel
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+    return value.to(parameter.device, copy=True)

@@ -31,7 +31,8 @@ class Batch:
     extra: Tensor | None = None  # (B, C, H, W), noise added to the network's input
 
     def to(self, device: torch.device) -> "Batch":
-        return self._mapped(lambda value: value.to(device, non_blocking=True))
+        # Only CUDA orders such a copy before what reads it; MPS may compute with a tensor that is not there yet.
+        return self._mapped(lambda value: value.to(device, non_blocking=device.type == "cuda"))
 
     def pinned(self) -> "Batch":
         """Copy into page-locked memory, from which a GPU copies while it computes."""

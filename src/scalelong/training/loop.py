@@ -169,7 +169,7 @@ def _resume(trainer: Trainer, run: Run) -> list[str]:
             changed.append("the data itself (another fingerprint)")
         else:  # the same data, wherever it is now
             changed = [change for change in changed if not change.startswith("data.name:")]
-        changed += changes(run.record.get("own"), trainer.own)
+        changed += changes(run.record.get("own"), trainer.own) + _changed_split(run, trainer)
         if changed:
             settings = "; ".join(changed)
             raise RunError(f"{run.folder} was started with other settings: {settings}. Use the same, or another --out")
@@ -196,6 +196,20 @@ def _resume(trainer: Trainer, run: Run) -> list[str]:
             run.save_model(average, step)
     trainer.accelerator.wait_for_everyone()
     return messages
+
+
+def _changed_split(run: Run, trainer: Trainer) -> list[str]:
+    """Return the change of train.accumulate if a step depends on it: through dropout masks or distillation.
+
+    Masks are drawn for each part of a batch, so that fewer processes with more parts have the same ones. Distillation
+    takes the first part of every process.
+    """
+    before, after = run.config.train.accumulate, trainer.config.train.accumulate
+    parts = run.record.get("processes", 1) * before, trainer.accelerator.num_processes * after
+    if before != after and (trainer.distillation is not None or (trainer.has_dropout and parts[0] != parts[1])):
+        reader = "dropout" if trainer.distillation is None else "distillation"
+        return [f"train.accumulate: {before} → {after} ({reader} depends on the parts of a batch)"]
+    return []
 
 
 def _facts(trainer: Trainer) -> dict[str, Any]:

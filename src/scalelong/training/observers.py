@@ -37,7 +37,7 @@ class Observers:
         self.config, self.main = trainer.config, trainer.accelerator.is_main_process
         if self.config.monitor.every and (self.main or trainer.sharded):
             trainer.monitor = build_monitor(trainer, self.held_out, run, display)
-        if self.config.sample.n and self.main:
+        if self.main and (self.config.sample.n or self.config.evaluate.every):
             self._samples(trainer.copies[1] if trainer.sharded else trainer.ema.net, 1)
         self.reference: Any = None
         if self.config.evaluate.every:
@@ -76,17 +76,19 @@ class Observers:
         if self.held_out is not None and due(step, config.validate.every, last):
             values["val_loss"] = trainer.validation_loss(self.held_out, config.validate.n, current)
             values["val_loss_ema"] = trainer.validation_loss(self.held_out, config.validate.n, average)
+        if config.sample.n and due(step, config.sample.every, last):
+            values |= self._save_grid(step, average)
+        # From here on the main process may work alone for longer than the others may wait in a collective of NCCL (ten
+        # minutes): the next one is that of `SharedSignal`, which waits for a day.
+        everywhere = self.main or getattr(trainer.own.metrics, "every_process", False)
+        if everywhere and trainer.own.metrics is not None and due(step, config.validate.every, last):
+            with torch.no_grad():
+                values |= check_metrics(trainer.own.metrics(average, step))
         if self.main and self.probe is not None and due(step, config.probe.every, last):
             with self.display.paused():
                 best = self.probe.measure(average, config.probe, seed=config.seed).best
             values |= {"probe_accuracy": best.accuracy, "probe_t": best.t, "probe_block": best.block}
             self.display.say(f"step {step}: probe accuracy {best.accuracy:.4f} ({best.block}, t = {best.t:g})")
-        everywhere = self.main or getattr(trainer.own.metrics, "every_process", False)
-        if everywhere and trainer.own.metrics is not None and due(step, config.validate.every, last):
-            with torch.no_grad():
-                values |= check_metrics(trainer.own.metrics(average, step))
-        if config.sample.n and due(step, config.sample.every, last):
-            values |= self._save_grid(step, average)
         return values
 
     def close(self) -> None:

@@ -99,11 +99,14 @@ def is_sharded(t: TrainConfig) -> bool:
     return (t.parallel == "fsdp" or launched) and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def fast_layout(net: nn.Module) -> nn.Module:
-    """Store the weights of convolutions as a GPU computes them: channels last for a U-Net."""
+def fast_layout(net: nn.Module, sharded: bool = False) -> nn.Module:
+    """Store the weights of convolutions as a GPU computes them: channels last for a U-Net.
+
+    A network that is to be sharded stays as it is: `fully_shard` refuses parameters that are not contiguous.
+    """
     parameter = next(net.parameters(), None)
     convolutional = sum(isinstance(module, nn.Conv2d) for module in net.modules()) > 8
-    if parameter is not None and parameter.device.type == "cuda" and convolutional:
+    if parameter is not None and parameter.device.type == "cuda" and convolutional and not sharded:
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return net
 

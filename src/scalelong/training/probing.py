@@ -115,5 +115,5 @@ def _labelled(examples: Examples, n: int | None) -> Labelled:
         raise DataError(f"a probe needs classes, but {images.name} has none; use data with labels")
     count = len(examples) if n is None else min(n, len(examples))
     rows = torch.arange(count) * len(examples) // count  # spread, because files may be sorted by class
-    key = f"{images.fingerprint} {examples.config.data.vae} {examples.config.data.latent_scale}"
-    return Labelled(lambda indices: examples.source.batch(rows[indices]), images.label_batch(rows), key)
+    source = examples.source  # of latents, the fingerprint covers images, the autoencoder's weights and the scale
+    return Labelled(lambda indices: source.batch(rows[indices]), images.label_batch(rows), source.fingerprint)

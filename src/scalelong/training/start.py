@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelong.errors import InvalidValueError
-from scalelong.runs.config import Config, change_objective, check_read, flatten, known_keys, override, parse_settings
+from scalelong.runs.config import Config, change_objective, check_read, flatten, known_keys, parse_settings
 from scalelong.runs.settings import dotted, read_config, unknown_setting
 from scalelong.scaling import parse_scaling
 from scalelong.training.presets import AUTO, preset
@@ -53,7 +53,8 @@ def start_from(
             raise unknown_setting(key)
     typed = {**values, **parse_settings(list(settings))}
     given = {key for key, value in typed.items() if value is not None}
-    about = override(Config(), {key: value for key, value in typed.items() if key.startswith("data.")}).data
+    stated = {key.removeprefix("data."): value for key, value in typed.items() if key.startswith("data.")}
+    about = Config.from_dict({"data": stated}).data
     base = preset(name or DEFAULT)
     if "data.name" not in given or (name is None and about.name == base.data.name):
         return Start(_changed(base, values))

@@ -19,6 +19,8 @@ FILE = "wandb.json"  # in the run folder: the id of its W&B run, which a resumed
 def start_tracker(trainer: Trainer, run: Run, tracker: str) -> None:
     """Log to TensorBoard files in the run folder, or to a W&B run in project `scalelong`."""
     require(tracker, extra=tracker, purpose=f"tracker={tracker}")
+    if not trainer.accelerator.is_main_process:  # another process would write another id to wandb.json
+        return
     from accelerate.tracking import filter_trackers
 
     accelerator = trainer.accelerator

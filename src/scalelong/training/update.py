@@ -124,8 +124,8 @@ class Update:
         overflow, broken = ~grad_norm.isfinite(), ~loss.isfinite()
         if not self.stops:
             return overflow | broken
-        if self.scaler is None:
-            broken |= overflow
+        # fp16's scaler answers an overflow by a lower scale; below 1 the gradients overflow by themselves.
+        broken |= overflow if self.scaler is None else overflow & (self.scaler._scale < 1)
         self._first_bad = torch.where(broken & (self._first_bad == 0), number, self._first_bad)
         return (self._first_bad > 0) | overflow
 
