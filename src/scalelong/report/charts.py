@@ -21,7 +21,7 @@ CS_RANGE = {"low": 0.5, "high": 0.95}  # Section 4.1's range of kappa, the shade
 BY_SKIP = {"x": "long skip i", "point": "long skip", "whole": True, "zero": True, "marks": True}
 BY_NOISE = {"x": "σ_δ², variance of the extra noise", "point": "σ_δ²", "xlog": True, "marks": True}
 BY_TIME = {"x": "time t of the process", "point": "t", "zero": True, "marks": True}
-LOSS, CHANGE_EPS, RATIO = "mean squared error", "E‖ε̂(x_t + δ) − ε̂(x_t)‖² / m", "‖κᵢ·xᵢ‖ / ‖hᵢ‖"
+LOSS, CHANGE, RATIO = "mean squared error", "E‖F̂(x + δ) − F̂(x)‖² / m", "‖κᵢ·xᵢ‖ / ‖hᵢ‖"
 
 Chart = dict[str, Any]
 
@@ -53,12 +53,12 @@ def charts(views: Sequence[RunView], comparison: Comparison | None) -> dict[str,
         "kappa": kappa(views),
         "ratio": by_skip(views, RATIO, lambda log: latest(log, "probe", "ratio")),
         "ratios": over_training(views, "probe", "ratio", y=RATIO),
-        "robust_change": by_noise(views, "sensitivity", CHANGE_EPS, lambda row: [row["overall"]["change"]]),
+        "robust_change": by_noise(views, "sensitivity", CHANGE, lambda row: [row["overall"]["change"]]),
         "robust_loss": by_noise(views, "sensitivity", LOSS, lambda row: [row["overall"]["loss"]]),
         "robust_distance": by_noise(
             views, "distances", "distance", lambda row: [row["value"], row["low"], row["high"]]
         ),
-        "lipschitz": robustness(views, _lipschitz, {**BY_TIME, "y": "‖∂ε̂/∂x_t‖₂"}),
+        "lipschitz": robustness(views, _lipschitz, {**BY_TIME, "y": "‖∂F̂/∂x‖₂"}),
     }
     return {name: chart for name, chart in drawn.items() if chart is not None}
 

@@ -54,11 +54,13 @@ SKIPS = [
 ]  # fmt: skip
 RATIOS = ("ratios", "Skip against backbone over training", "The same ratio at every snapshot.")
 ROBUSTNESS = [
-    ("robust_change", "Change of the prediction", "E‖ε̂(x_t + δ) − ε̂(x_t)‖²/m against σ_δ², on held-out images."),
+    ("robust_change", "Change of the prediction",
+     "E‖F̂(x + δ) − F̂(x)‖²/m against σ_δ², on held-out images. F̂ is what the network predicts (ε̂ for noise prediction), "
+     "x its input."),
     ("robust_loss", "Loss with extra noise", "The loss at x_t + δ against σ_δ²."),
     ("robust_distance", "Samples with extra noise",
      "Fréchet distance of samples when every network evaluation sees x + δ; bars: 95 % over the samples."),
-    ("lipschitz", "Local Lipschitz constant", "‖∂ε̂/∂x_t‖₂ at the middle of each timestep bin, a lower estimate."),
+    ("lipschitz", "Local Lipschitz constant", "‖∂F̂/∂x‖₂ at the middle of each timestep bin, a lower estimate."),
 ]  # fmt: skip
 FOREST = "Ratio to the baseline's run of the same seed; left of the line is less."
 SEEDS = " A tick is a seed, the mark their geometric mean, the bar its 95 % interval."
