@@ -385,12 +385,12 @@ def _register(root: nn.Module, scaler: SkipScaling) -> None:
 def _unregister(root: nn.Module, scaler: SkipScaling) -> None:
     detach(root, scaler)
     delattr(root, NAME)
-    parameters = dict(root.named_parameters())
-    # What the user has unfrozen since is the user's: `unscaled` must not freeze it again.
-    scaler.frozen = tuple(
-        name for name in scaler.frozen if name not in parameters or not parameters[name].requires_grad
-    )
-    _require_grad(root, scaler.frozen, True)
+    if scaler.frozen:  # what the user has unfrozen since is the user's: `unscaled` must not freeze it again
+        parameters = dict(root.named_parameters())
+        scaler.frozen = tuple(
+            name for name in scaler.frozen if name not in parameters or not parameters[name].requires_grad
+        )
+        _require_grad(root, scaler.frozen, True)
     record_scaling(root, None)
 
 
