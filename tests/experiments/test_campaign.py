@@ -206,6 +206,29 @@ def test_reference_statistics_are_computed_before_the_runs_that_share_them(make_
     assert set(started.values()) == {1}
 
 
+def test_an_arm_starts_when_its_own_tuning_has_ended(make_plan, tmp_path, monkeypatch):
+    plan = make_plan(TUNED)
+    seen = []
+
+    def run(jobs, slots, logs, display, more):
+        assert len(slots) == 2
+        waiting, endings = list(jobs), []
+        while waiting:
+            seen.append((job := waiting.pop(0)).name)
+            write_record(
+                plan, job.name, job.record["arm"], job.seed, lr=job.config.train.lr, steps=job.config.train.steps
+            )
+            endings.append(scheduler.Ending(job, 0))
+            waiting += more()
+            assert set(display.tasks) == {*seen, *(job.name for job in waiting)}
+        return tuple(endings), None
+
+    monkeypatch.setattr(scheduler, "run_jobs", run)
+    assert run_missing(plan, tmp_path / "runs", jobs=2, limit=8, quiet=True).signal is None
+    assert [name for name in seen if name.startswith("tune")] == seen[:4]
+    assert seen[4:] == ["none-seed0", "none-seed1", "none-seed2", "cs-seed0"]
+
+
 def test_a_run_that_diverges_is_a_result_too(make_plan, tmp_path):
     diverging = PLAN.replace('"train.batch_size=4"', '"train.batch_size=4", "train.lr=1e8", "train.warmup=0"')
     plan = make_plan(diverging.replace('scaling = "cs:0.5"', 'scaling = "cs:0.5"\noptimizer = "sgd"'))

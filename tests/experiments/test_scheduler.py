@@ -80,6 +80,22 @@ def test_all_jobs_run_and_never_more_than_there_are_slots(run):
     assert display.most == 2
 
 
+def test_jobs_that_an_ended_one_made_possible_start_while_others_still_run(tmp_path, monkeypatch):
+    script = "time.sleep(0.1 if job['config']['scaling']['kind'] != 'none' else 1.5)"
+    monkeypatch.setattr(scheduler, "WORKER", [sys.executable, "-c", READ + script])
+    monkeypatch.setattr(scheduler, "POLL", 0.02)
+    long, short, *later = plan(scaling_variants("digits", "none,uniform,cs,ls"), (0,), tmp_path)
+    display = Recorder()
+
+    def more():
+        return [later.pop(0)] if later else []
+
+    endings, _ = scheduler.run_jobs([long, short], [Slot("a"), Slot("b")], tmp_path / "logs", display, more)
+    assert [ending.job.variant for ending in endings] == ["none", "uniform", "cs-0.7", "ls"]
+    assert all(ending.ran for ending in endings)
+    assert display.events[-1] == ("ended", long.name)
+
+
 def test_a_job_gets_its_config_folder_and_slot(run, tmp_path):
     endings, _, _ = run(
         "os.makedirs(job['folder'])\n"

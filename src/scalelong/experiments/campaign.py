@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelong.errors import InvalidValueError, invalid, unknown
+from scalelong.errors import InvalidValueError, ScaleLongError, invalid, unknown
 from scalelong.experiments.plan import Job
 from scalelong.experiments.rounding import ROUNDED, register_rounded
 from scalelong.files import read_json
@@ -130,6 +130,11 @@ class Plan:
     def record(self, name: str) -> dict[str, Any] | None:
         """The record of a finished run, None if it has none."""
         return read_json(self.folder / f"{name}.json")
+
+    def names(self, arm: Arm) -> list[str]:
+        """The names of all runs of an arm: those that tune it, and the main ones."""
+        tuning = [] if self.tuning is None else [_tuning_name(arm, lr, self.tuning.seed) for lr in self.tuning.lr]
+        return [*tuning, *(f"{arm.name}-seed{seed}" for seed in self.seeds)]
 
     def tuning_losses(self, arm: Arm) -> dict[float, float]:
         """Learning rate → validation loss (EMA) at the end of each finished tuning run, inf where the run failed."""
@@ -281,42 +286,57 @@ def run_missing(
     arms: Collection[str] = (),
 ) -> Worked:  # fmt: skip
     """Train what is missing (of `arms`, if given), `limit` runs at most, each on `gpus` GPUs."""
-    from scalelong.experiments.compare import _prepare_data
+    from scalelong.experiments.compare import prepare_data
     from scalelong.experiments.live import Live
     from scalelong.experiments.scheduler import make_slots, run_jobs, usable_cores, visible_gpus
 
     tried: set[str] = set()
-    failures: list[Ending] = []
-    while waiting := [job for job in plan.missing(runs, arms) if job.name not in tried][: _left(limit, tried)]:
-        _prepare_data(waiting)
-        _prepare_references(waiting)
-        slots = make_slots(len(waiting), jobs, visible_gpus(), usable_cores(), gpus)
-        with Live(waiting, quiet=quiet) as display:
-            endings, signal = run_jobs(waiting, slots, runs / plan.folder.name / "logs", display)
-        failures += [ending for ending in endings if not ending.ran and not (ending.stopped and signal is not None)]
-        if signal is not None:
-            return Worked(signal, tuple(failures))
-        tried |= {job.name for job in waiting}
-    return Worked(None, tuple(failures))
+    errors: list[ScaleLongError] = []
+
+    def startable() -> list[Job]:
+        left = None if limit is None else max(0, limit - len(tried))
+        new = [job for job in plan.missing(runs, arms) if job.name not in tried][:left]
+        tried.update(job.name for job in new)
+        return new
+
+    def more() -> list[Job]:
+        try:
+            new = startable()
+        except ScaleLongError as error:  # an arm that no learning rate trains: what runs may finish
+            errors.append(error)
+            new = []
+        display.add(new)
+        return new
+
+    if not (first := startable()):
+        return Worked(None, ())
+    chosen = [arm for arm in plan.arms if not arms or arm.name in arms]
+    left = {arm.name: [name for name in plan.names(arm) if plan.record(name) is None] for arm in chosen}
+    configs = [plan.config(arm, plan.seeds[0]) for arm in chosen if left[arm.name]]
+    prepare_data(configs)
+    if plan.distance is not None:
+        _prepare_references(configs, plan.distance)
+    count = sum(map(len, left.values()))
+    slots = make_slots(min(count, limit or count), jobs, visible_gpus(), usable_cores(), gpus)
+    with Live(first, quiet=quiet) as display:
+        endings, signal = run_jobs(first, slots, runs / plan.folder.name / "logs", display, more)
+    failures = [ending for ending in endings if not ending.ran and not (ending.stopped and signal is not None)]
+    if errors and signal is None:
+        raise errors[0]
+    return Worked(signal, tuple(failures))
 
 
-def _prepare_references(jobs: list[Job]) -> None:
+def _prepare_references(configs: list[Config], distance: Distance) -> None:
     """Compute the statistics of reference images on all cores, before the runs that share them."""
     import torch
 
     from scalelong.experiments.campaign_run import load_reference
     from scalelong.experiments.scheduler import usable_cores
 
-    planned = [(job.config, job.record["distance"]) for job in jobs if job.record is not None]
-    measured = {config.data: (config, distance) for config, distance in planned if distance is not None}
     threads = torch.get_num_threads()
     torch.set_num_threads(usable_cores())
     try:
-        for config, distance in measured.values():
-            load_reference(config, Distance(**distance))
+        for config in {config.data: config for config in configs}.values():
+            load_reference(config, distance)
     finally:
         torch.set_num_threads(threads)
-
-
-def _left(limit: int | None, tried: set[str]) -> int | None:
-    return None if limit is None else max(0, limit - len(tried))

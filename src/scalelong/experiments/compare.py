@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from scalelong.errors import MissingSplitError, SourceUnavailableError
 from scalelong.experiments.comparison import Comparison, measure_run
 from scalelong.experiments.live import Live
-from scalelong.experiments.plan import DistanceSpec, Job, Variant, plan
+from scalelong.experiments.plan import DistanceSpec, Variant, plan
 from scalelong.experiments.scheduler import Ending, make_slots, run_jobs, usable_cores, visible_gpus
 from scalelong.experiments.statistics import statistics_note
 from scalelong.experiments.worker import is_finished
@@ -19,6 +19,8 @@ from scalelong.runs.run import COMPARISON, Run
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from scalelong.runs.config import Config
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def run_comparison(
     """
     out = Path(out)
     planned = plan(variants, seeds, out, distance)
-    _prepare_data(planned)
+    prepare_data([job.config for job in planned if not is_finished(job)])
     slots = make_slots(len(planned), jobs, visible_gpus(), usable_cores(), gpus)
     with Live(planned, quiet=quiet) as display:
         endings, signal = run_jobs(planned, slots, out / "logs", display)
@@ -85,11 +87,11 @@ def run_comparison(
     return Result(comparison, endings, signal, out)
 
 
-def _prepare_data(jobs: Sequence[Job]) -> None:
+def prepare_data(configs: Iterable[Config]) -> None:
     """Prepare images, latents and captions once, before the runs that share them; wrong data fails here."""
     from scalelong.training.examples import Examples
 
-    for config in {job.config.data: job.config for job in jobs if not is_finished(job)}.values():
+    for config in {config.data: config for config in configs}.values():
         Examples(config, config.data.split)
         with suppress(MissingSplitError, SourceUnavailableError):
             Examples(config, config.data.validation)

@@ -27,12 +27,18 @@ class Live:
         self.quiet = quiet
         self.terminal = sys.stderr.isatty() and not quiet
         self.progress = bars(refresh_per_second=4, disable=not self.terminal)
-        self.tails = {job.name: Tail(job.folder / "metrics.jsonl") for job in jobs}
-        for job in jobs:
-            self.progress.add_task(job.name, start=False, total=job.config.train.steps, left="", values=())
-        self.tasks: dict[str, Task] = {task.description: task for task in self.progress.tasks}
-        self.status = dict.fromkeys(self.tasks, "waiting")
+        self.tails: dict[str, Tail] = {}
+        self.tasks: dict[str, Task] = {}
+        self.status: dict[str, str] = {}
         self._last_lines = time.monotonic()
+        self.add(jobs)
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Show these jobs too."""
+        for job in jobs:
+            self.tails[job.name], self.status[job.name] = Tail(job.folder / "metrics.jsonl"), "waiting"
+            self.progress.add_task(job.name, start=False, total=job.config.train.steps, left="", values=())
+        self.tasks = {task.description: task for task in self.progress.tasks}
         self._show()
 
     def __enter__(self) -> Self:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
@@ -124,18 +124,28 @@ class _Running:
 
 
 def run_jobs(
-    jobs: Sequence[Job], slots: Sequence[Slot], logs: Path, display: Live
+    jobs: Sequence[Job], slots: Sequence[Slot], logs: Path, display: Live, more: Callable[[], Sequence[Job]] = tuple
 ) -> tuple[tuple[Ending, ...], int | None]:
     """Run all jobs. Returns how each ended, in the order of `jobs`, and the signal that stopped them, if any.
 
     A job that fails does not stop the others. SIGINT and SIGTERM are forwarded as SIGTERM, on which a run writes a
-    checkpoint and exits; a second signal kills.
+    checkpoint and exits; a second signal kills. Whenever a job has ended, `more` returns those that it made possible.
     """
-    endings = {job.name: Ending(job, 0) for job in jobs if is_finished(job)}
-    for ending in endings.values():
-        display.ended(ending)
-    waiting = [job for job in jobs if job.name not in endings]
+    planned: list[Job] = []
+    waiting: list[Job] = []
     running: list[_Running] = []
+    endings: dict[str, Ending] = {}
+
+    def take(new: Sequence[Job]) -> None:
+        planned.extend(new)
+        for job in new:
+            if is_finished(job):
+                endings[job.name] = Ending(job, 0)
+                display.ended(endings[job.name])
+            else:
+                waiting.append(job)
+
+    take(jobs)
     free = list(slots)
     with _record_signals() as received:
         try:
@@ -158,6 +168,7 @@ def run_jobs(
                     ending = Ending(one.job, code, tuple(lines), time.monotonic() - one.started)
                     endings[one.job.name] = ending
                     display.ended(ending)
+                    take(more())
                 display.refresh()
                 time.sleep(POLL)
         finally:  # leave no process behind, whatever failed here
@@ -169,7 +180,7 @@ def run_jobs(
                 except subprocess.TimeoutExpired:
                     one.process.kill()
                     one.process.communicate()
-    return tuple(endings.get(job.name, Ending(job, None)) for job in jobs), (received[0] if received else None)
+    return tuple(endings.get(job.name, Ending(job, None)) for job in planned), (received[0] if received else None)
 
 
 def _start(job: Job, slot: Slot, logs: Path) -> _Running:
