@@ -32,6 +32,7 @@ def test_oscillation_is_the_spread_of_log_differences_in_the_second_half():
     assert late_oscillation(series(norms)) == pytest.approx(late.std())
     assert late_oscillation(series(np.exp(np.arange(20.0)))) == pytest.approx(0)  # steady growth does not oscillate
     assert late_oscillation(series([1.0, 2.0])) is None
+    assert late_oscillation(series(norms, every=10)) is None  # successive entries are not one step apart
 
 
 def test_a_norm_of_zero_removes_its_two_differences():
@@ -99,6 +100,45 @@ def test_a_comparison_pairs_by_seed_and_lists_missing_runs():
     ratio = comparison.row("cs").ratios["val_loss"]
     assert (ratio.n, ratio.mean) == (2, pytest.approx(0.9))
     assert json.loads(json.dumps(comparison.to_dict()))["missing"] == ["cs-seed2 failed"]
+
+
+def test_a_seed_that_became_nonfinite_leaves_no_factor_and_shows_how_many_pairs_are_left():
+    runs = [run("none", s, 0.5, (1.0, 0.8, 0.5)) for s in range(3)]
+    runs += [run("cs", s, 0.4, (1.0, 0.5, 0.4)) for s in range(2)]
+    comparison = Comparison(runs, ["none", "cs"], preset="digits", steps=3, seeds=[0, 1, 2], failed=[("cs", 2)])
+    assert comparison.row("cs").sooner["val_loss"].factor is None
+    table = {title: cells[1] for title, _, cells in comparison.table()}
+    assert table["sooner"] == ("–", "reached in 2 of 3, 1 became non-finite")
+    assert table["validation loss"][1] == "−20.0 % [−20.0, −20.0] (n = 2)"
+
+
+def test_every_join_and_block_is_compared_with_the_baseline():
+    def norms(factor, growth):
+        part = {"norm": [10.0 * factor, 20.0], "growth": [growth, 0.5], "absolute_oscillation": [factor, None],
+                "relative_oscillation": [0.1, 0.1], "steps": [1], "smooth": [], "raw": []}  # fmt: skip
+        return {"blocks_names": ["a", "b"], "backbone": part, "blocks": part}
+
+    runs = [RunMeasures("none", s, "", {}, {}, norms=norms(1.0, 0.5)) for s in range(2)]
+    runs += [RunMeasures("cs", s, "", {}, {}, norms=norms(0.5, 0.25)) for s in range(2)]
+    comparison = Comparison(runs, ["none", "cs"], preset="digits", steps=3, seeds=[0, 1])
+    for part in ("backbone", "blocks"):
+        assert [e.mean for e in comparison.pointwise(part, "norm")["cs"]] == pytest.approx([0.5, 1.0])
+        assert [e.mean for e in comparison.pointwise(part, "growth")["cs"]] == pytest.approx([-0.25, 0.0])
+        half, unknown = comparison.pointwise(part, "absolute_oscillation")["cs"]
+        assert (half.mean, half.n, unknown) == (0.5, 2, None)
+    stored = json.loads(json.dumps(comparison.to_dict()))
+    assert stored["blocks"] == ["a", "b"]
+    assert stored["pointwise"]["blocks"]["growth"]["cs"][0]["mean"] == -0.25
+    assert stored["runs"][0]["norms"]["backbone"]["norm"] == [10.0, 20.0]
+
+
+def test_growth_is_compared_by_a_difference():
+    runs = [run(name, s, growth_outer=0.5 + 0.1 * s - (name == "cs")) for name in ("none", "cs") for s in range(2)]
+    comparison = Comparison(runs, ["none", "cs"], preset="digits", steps=3, seeds=[0, 1])
+    assert comparison.row("cs").differences["growth_outer"].mean == pytest.approx(-1)
+    assert "growth_outer" not in comparison.row("cs").ratios
+    cells = {title: cells[1] for title, _, cells in comparison.table()}["growth of the norm, outer joins"]
+    assert cells[1] == "−1.00 [−1.00, −1.00]"
 
 
 def test_a_variant_that_never_reaches_the_value_is_noted_with_a_bound():

@@ -19,21 +19,21 @@ def steps_in(path):
 HEADER = {"step": 0, "format": 1, "network": "N", "skips": [], "blocks": [], "times": [0, 1]}
 
 
-def test_the_log_is_bounded_and_its_newest_half_complete(tmp_path):
-    journal = LogWriter(tmp_path / "s.jsonl", keep=40)
-    journal.begin(HEADER, 1)
-    for step in range(1, 1001):
-        journal.write({"step": step})
-        kept = steps_in(tmp_path / "s.jsonl")
-        assert len(kept) <= 40
-        assert kept == sorted(set(kept))
-        newest = kept[-min(15, len(kept)) :]
-        assert newest == list(range(newest[0], step + 1))
-    kept = steps_in(tmp_path / "s.jsonl")
-    assert kept[0] == 1  # the beginning is never lost
-    gaps = [b - a for a, b in zip(kept, kept[1:], strict=False)]
-    assert gaps[0] > gaps[-1] == 1  # coarser and coarser into the past
-    assert sum(gaps[: len(gaps) // 2]) > sum(gaps[len(gaps) // 2 :])
+def test_a_long_log_is_bounded_even_over_the_whole_run_and_complete_at_its_end(tmp_path):
+    journal = LogWriter(tmp_path / "s.jsonl", keep=40, recent=12)
+    journal.begin({**HEADER, "every": 10}, 10)
+    for step in range(10, 20_001, 10):
+        journal.write({"step": step, **({"jump": {}} if step % 20 == 0 else {})})
+    log = read_stability(tmp_path / "s.jsonl")
+    steps = [entry["step"] for entry in log.entries]
+    assert len(steps) <= 40
+    assert steps == sorted(set(steps))
+    assert steps[-12:] == list(range(steps[-12], 20_001, 10))
+    even = log.evenly_spaced()
+    gaps = {b["step"] - a["step"] for a, b in zip(even, even[1:], strict=False)}
+    assert gaps == {even[0]["step"]} == {log.header["spacing"]}
+    assert len(even) >= 10
+    assert all("jump" in entry for entry in even)
 
 
 @settings(max_examples=50, deadline=None)
@@ -41,12 +41,28 @@ def test_the_log_is_bounded_and_its_newest_half_complete(tmp_path):
 def test_entries_with_alarms_are_dropped_last(keep, alarms, every):
     alarm = {"alarms": [{"text": "!"}]}
     entries = [{"step": k, **(alarm if k % every == 0 and k < alarms else {})} for k in range(keep)]
-    left = thinned(entries, keep)
-    assert len(left) <= 7 * keep / 8 or len(left) <= keep - keep // 4
-    assert left[-(keep - keep // 2) :] == entries[keep // 2 :]
+    recent = keep // 4
+    spacing, left = thinned(entries, keep, recent, 2)
+    assert len(left) <= 7 * keep / 8
+    assert left[-recent:] == entries[-recent:]
+    assert [e for e in left[:-recent] if "alarms" not in e] == [
+        e for e in entries[:-recent] if e["step"] % spacing == 0 and "alarms" not in e
+    ]
     raised = [e for e in entries if "alarms" in e]
     if len(raised) <= keep // 8:
         assert all(e in left for e in raised)
+
+
+def test_a_resumed_log_keeps_its_spacing(tmp_path):
+    header = {**HEADER, "every": 1}
+    for first, last in ((1, 500), (401, 1000)):
+        journal = LogWriter(tmp_path / "s.jsonl", keep=40)
+        journal.begin(header, first)
+        for step in range(first, last + 1):
+            journal.write({"step": step})
+    log = read_stability(tmp_path / "s.jsonl")
+    even = [entry["step"] for entry in log.evenly_spaced()]
+    assert even == list(range(log.header["spacing"], 1001, log.header["spacing"]))
 
 
 def test_a_line_is_json_with_five_digits_and_no_nan(tmp_path):

@@ -17,7 +17,7 @@ from scalelong.errors import InvalidValueError, ScaleLongError, ScalingStateErro
 from scalelong.models.unet import unet_settings
 from scalelong.monitor.log import read_stability
 from scalelong.monitor.probe import probe_size
-from scalelong.monitor.summary import trend
+from scalelong.monitor.summary import trends
 
 CLOSE = {"rel": 2e-4}  # entries have five digits
 
@@ -592,13 +592,17 @@ def test_the_summary_is_a_table_of_the_last_snapshot():
     net = small_uvit(ConstantScaling(0.7))
     monitor = StabilityMonitor(net, batch(0)[:2], every=2)
     assert "no snapshot yet" in str(monitor.summary())
-    train(net, 8, monitor)
+    train(net, 20, monitor)
     text = str(monitor.summary())
-    assert "3 long skips; step 8, relative oscillation over 2 jumps" in text
+    assert "3 long skips; step 20, relative oscillation over 5 jumps" in text
     assert "in_blocks.2" in text
     assert f"{monitor.last['train']['backbone'][2]:.3g}" in text
-    assert f"{trend(monitor.summary().entries, 'backbone', 3).absolute:.3g}" in text
+    assert f"{trends(monitor.summary().entries, 'backbone', 3)[2].absolute:.3g}" in text
     assert "no alarms" in text
+    blocks = str(monitor.summary(blocks=True))
+    assert set(text.splitlines()) < set(blocks.splitlines())
+    assert "mid_block " not in text
+    assert "mid_block " in blocks
 
 
 def test_series_are_read_back(tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelong.monitor.snapshot import Window, jumps, spread, typical
+from scalelong.monitor.summary import trends
 
 
 def oscillation(norms):
@@ -103,15 +104,20 @@ def test_snapshots_without_jumps_push_older_jumps_out_of_the_window():
     assert window.oscillation() is None
 
 
-def test_the_trend_of_a_window_is_growth_and_the_spread_around_it():
-    from scalelong.monitor.summary import trend
+def test_the_trend_of_a_window_is_growth_and_the_spread_around_the_smoothed_curve():
+    exact = [{"step": step, "train": {"backbone": [3.0 * step**0.5, 2.0]}} for step in range(1000, 1500, 10)]
+    grown, constant = trends(exact, "backbone", 2)
+    assert grown.norm == pytest.approx(3.0 * 1490**0.5)
+    assert grown.growth == pytest.approx(0.5)
+    assert grown.absolute < 1e-3 * grown.norm  # the trend itself is no oscillation
+    assert constant == (2.0, pytest.approx(0), 0)
+    wavy = [{"step": step, "train": {"backbone": [100 + (-1) ** k]}} for k, step in enumerate(range(1000, 1500, 10))]
+    assert trends(wavy, "backbone", 1)[0].absolute == pytest.approx(0.8, rel=0.05)  # a fifth of it is in the mean of 5
+    assert trends(wavy[:9], "backbone", 1)[0].absolute is None
+    assert trends(wavy[:2], "backbone", 1)[0].growth is None
+    assert trends([], "backbone", 1) == [(None, None, None)]
 
-    exact = [{"step": step, "train": {"backbone": [3.0 * step**0.5, 2.0]}} for step in range(10, 200, 10)]
-    found = trend(exact, "backbone", 1)
-    assert found.norm == pytest.approx(3.0 * 190**0.5)
-    assert found.growth == pytest.approx(0.5)
-    assert found.absolute == pytest.approx(0, abs=1e-9)
-    wavy = [{"step": step, "train": {"backbone": [100 + (-1) ** k]}} for k, step in enumerate(range(1000, 1400, 10))]
-    assert trend(wavy, "backbone", 1).absolute == pytest.approx(1, rel=0.05)
-    assert trend(wavy[:2], "backbone", 1).growth is None
-    assert trend([], "backbone", 1).norm is None
+
+def test_the_trend_of_a_step_that_repeats_has_no_growth():
+    entries = [{"step": 5, "train": {"backbone": [1.0 + k]}} for k in range(4)]  # numbered per epoch, by mistake
+    assert trends(entries, "backbone", 1) == [(4.0, None, None)]

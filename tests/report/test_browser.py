@@ -58,7 +58,7 @@ def test_every_chart_is_drawn(page):
         "return [...document.querySelectorAll('[data-chart]')].map(c => [c.dataset.chart,"
         " c.closest('details') ? -1 : c.querySelectorAll('svg .series path').length])"
     )
-    assert len(charts) == 19
+    assert len(charts) == 20
     assert all(marks for _, marks in charts), charts
 
 
@@ -76,6 +76,22 @@ def test_the_norms_of_any_layer_can_be_chosen(page):
     )
     assert len(first) == len(second) > 1
     assert first != second
+
+
+def test_the_band_of_a_norm_lies_within_the_axes_and_the_tip_has_it(page):
+    outside = page.execute_script(
+        """const chart = document.querySelector('[data-chart=norms]');
+           const box = chart.querySelector('clipPath rect').getBBox();
+           return [...chart.querySelectorAll('svg .range')].filter(path => {
+             const own = path.getBBox();
+             return own.y < box.y || own.y + own.height > box.y + box.height;
+           }).length"""
+    )
+    assert count(page, "[data-chart=norms] svg .range") > 1
+    assert outside == 0
+    chart = page.find_element("css selector", "[data-chart=norms]")
+    chart.send_keys("\ue014")  # the right arrow
+    assert "±" in chart.find_element("css selector", ".tip").text
 
 
 def test_lines_lie_within_their_axes(page):

@@ -62,7 +62,7 @@ def test_a_bullet_names_the_variants_with_a_clear_difference_only():
     runs += [run("cs-0.7", s, 0.5, 0.1 * f, speed=2) for s, f in enumerate((0.29, 0.3, 0.31))]
     runs += [run("ls", s, 0.5, 0.1 * f) for s, f in enumerate((0.5, 1.2, 0.9))]
     oscillation = next(line for line in described(runs).details if "oscillation" in line)
-    assert oscillation.startswith("Relative oscillation of features against no scaling: CS (κ = 0.7) ×0.3")
+    assert oscillation.startswith("Relative oscillation of features (ours) against no scaling: CS (κ = 0.7) ×0.3")
     assert "LS" not in oscillation
 
 

@@ -16,6 +16,8 @@ from made_runs import make_run, noisy_picture
 
 from scalelong.errors import RunError, ScaleLongError
 from scalelong.report import write_report
+from scalelong.report.findings import findings
+from scalelong.report.page import compare_views
 from scalelong.report.read import labels, read_runs
 
 VOID = {"meta", "img", "input", "br", "hr", "col"}
@@ -89,7 +91,7 @@ def test_the_page_has_every_section_and_chart(page):
     drawn = {attributes["data-chart"] for attributes in page.all("div") if "data-chart" in attributes}
     assert drawn == set(page.data["charts"]) == {
         "forest", "loss", "validation", "validation_ema", "relative", "gradient", "norms", "norm_by_skip",
-        "absolute_oscillation", "oscillation",
+        "growth", "absolute_oscillation", "oscillation",
         "oscillation_train", "oscillation_gradient", "kappa", "ratio", "ratios", "robust_change", "robust_loss",
         "robust_distance", "lipschitz",
     }  # fmt: skip
@@ -279,6 +281,17 @@ def test_a_run_that_failed_is_shown_with_its_error(tmp_path):
     assert [run["label"] for run in shown.data["runs"]] == ["none", "cs-0.7"]
     assert "cs-0.7-seed0 is not finished: step 120 of 400: the loss of step 123 is nan" in shown.text
     assert {s["run"] for s in shown.data["charts"]["loss"]["series"]} == {0, 1}
+
+
+def test_a_comparison_of_folders_knows_which_runs_became_nonfinite(tmp_path):
+    folders = [make_run(tmp_path / f"{name}-seed{s}", name, s) for name in ("none", "cs:0.7") for s in (0, 1)]
+    (folders[3] / "resources.json").write_text('{"format": 2, "failure": "the loss is not finite", "nonfinite": true}')
+    lines = (folders[3] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folders[3] / "metrics.jsonl").write_text("".join(lines[: len(lines) // 2]))
+    comparison = compare_views(read_runs(folders))
+    assert comparison.failed == [("cs-0.7", 1)]
+    assert comparison.row("cs-0.7").sooner["val_loss"].failed == 1
+    assert "CS (κ = 0.7) with seed 1" in findings(comparison, ["none", "cs-0.7"], 400, "digits").caveat
 
 
 def test_runs_that_all_failed_have_a_page(tmp_path):

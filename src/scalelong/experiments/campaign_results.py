@@ -143,16 +143,8 @@ class Results:
 
     def joins(self, quantity: str = "norm") -> dict[str, list[Estimate | None]]:
         """arm → ratio to its baseline of a quantity of ‖h_i‖, for every join i."""
-        table = {}
-        for baseline, arms in self.families().items():
-            for arm in arms[1:]:
-                own, base = self._columns(arm, quantity), self._columns(baseline, quantity)
-                count = min((len(row) for row in (*own.values(), *base.values())), default=0)
-                table[arm] = [
-                    paired_ratio({s: row[i] for s, row in own.items()}, {s: row[i] for s, row in base.items()})
-                    for i in range(count)
-                ]
-        return {arm: row for arm, row in table.items() if any(row)}
+        tables = (self.comparison(baseline).pointwise("backbone", quantity) for baseline in self.families())
+        return {arm: row for table in tables for arm, row in table.items()}
 
     def effects(self, key: str) -> dict[tuple[str, str], dict[str, Estimate | None]]:
         """Of a designed experiment: factor and level → scaling → variant/baseline of a measure.
@@ -222,14 +214,6 @@ class Results:
             if ratio is not None and self.plan.baseline_of(arm) != arm.name:
                 pairs.setdefault(arm.scaling, {})[arm.name] = ratio.mean
         return pairs
-
-    def _columns(self, arm: str, quantity: str) -> dict[int, list[float]]:
-        rows = {}
-        for seed, record in self.by_arm(arm).items():
-            values = record["norms"].get("backbone", {}).get(quantity)
-            if values:
-                rows[seed] = [math.nan if value is None else float(value) for value in values]
-        return rows
 
     def to_dict(self) -> dict[str, Any]:
         verdicts = [asdict(verdict) for verdict in self.verdicts()]

@@ -82,6 +82,7 @@ def run_comparison(
         seeds=seeds,
         missing=[f"{e.job.name} {e.reason()}" for e in endings if not e.ran],
         unfinished=[e.job.folder.name for e in endings if not e.ran],
+        failed=[(e.job.variant, e.job.seed) for e in endings if not e.ran and Run(e.job.folder).became_nonfinite],
     )
     comparison.save(out / COMPARISON)
     return Result(comparison, endings, signal, out)
@@ -113,7 +114,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         table.add_row(heading, *(escape("\n".join(filter(None, cell))) for cell in cells))
     if comparison.runs:
         console.print(table)
-        for line in (statistics_note(count), *comparison.notes):
+        for line in (*comparison.meanings, statistics_note(count), *comparison.notes):
             console.print(f"• {line}", highlight=False, markup=False)
     for line in comparison.missing:
         console.print(f"missing: {line}", style="red", highlight=False, markup=False)

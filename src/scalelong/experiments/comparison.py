@@ -17,7 +17,9 @@ from scalelong.experiments.statistics import (
     Estimate,
     acceleration,
     change,
+    difference,
     mean_interval,
+    paired_difference,
     paired_ratio,
     plus_minus,
     statistics_note,
@@ -45,7 +47,7 @@ class Measure(NamedTuple):
     needs: str | None = None
 
 
-NO_RATIO = "ratios"  # a measure that may be zero or negative: the variants' values stand beside each other
+NO_RATIO = "difference"  # a measure that may be zero or negative: variants are compared by differences
 MEASURES = (
     Measure("val_loss", "validation loss", "of the trained network at the end, on held-out images with fixed noise"),
     Measure("val_loss_ema", "validation loss (EMA)",
@@ -65,12 +67,12 @@ MEASURES = (
             "the band in Fig. 1: root mean square of ‖h_i‖ around its smoothed curve, on training batches in the "
             "second half of training (geometric mean over i ≤ N/2)"),
     Measure("absolute_inner", "absolute oscillation, inner joins", "the same for i > N/2"),
-    Measure("feature_oscillation", "relative oscillation of features",
+    Measure("feature_oscillation", "relative oscillation of features (ours)",
             "our own measure, not Fig. 1's: standard deviation of the jumps of log(norm) over one step, on a fixed "
             "probe batch, in the second half of training; mean over the features h_i that the long skips join"),
-    Measure("middle_oscillation", "relative oscillation of the middle block",
+    Measure("middle_oscillation", "relative oscillation of the middle block (ours)",
             "the same of h_N alone, the middle block's output, which joins the innermost long skip"),
-    Measure("gradient_oscillation", "relative oscillation of the gradient",
+    Measure("gradient_oscillation", "relative oscillation of the gradient (ours)",
             "standard deviation of the jumps of log(gradient norm) between two training batches, before clipping, in "
             "the second half of training"),
     Measure("seconds", "time, s", "in training steps, without start-up, validation and sampling", "alone"),
@@ -79,6 +81,16 @@ MEASURES = (
             "of the process while it trains, without the preparation of data, or of the GPU if there is one"),
 )  # fmt: skip
 RESOURCES = ("seconds", "cpu_seconds", "memory")
+MEANINGS = {
+    "norm": "norm: ‖h_i‖ on training batches over the last tenth of training, where long skip i joins (outer: i ≤ "
+    "N/2); the paper's Fig. 1 plots such a norm against steps. Growth: p of norm ∝ step^p over the second half",
+    "absolute": "absolute oscillation: how far ‖h_i‖ scatters around its smoothed curve over the second half of "
+    "training, the band in Fig. 1",
+    "feature": "relative oscillation: how much log ‖h_i‖ changes in one step on a fixed probe batch, over the second "
+    "half of training; our own measure, not Fig. 1's",
+}
+PARTS = ("backbone", "blocks")  # of `norms_of`: every h_i, every block
+POINTWISE = ("norm", "growth", "absolute_oscillation", "relative_oscillation")
 # Curves that fall as a run improves: a variant may reach the baseline's final value sooner.
 CURVES = {"val_loss": "validation loss", "val_loss_ema": "validation loss (EMA)", "fid": "FID",
           "frechet": "Fréchet distance", "kid": "KID"}  # fmt: skip
@@ -136,17 +148,18 @@ def _current(run: Run, origin: str) -> dict[str, Any] | None:
 
 
 def late_oscillation(norms: Series) -> float | None:
-    """The oscillation of log(norm) between successive entries, over the second half."""
+    """The relative oscillation over the second half, of entries one step apart; None if there are too few."""
     if len(norms) < 4:
         return None
-    late = norms.values[norms.steps >= (norms.steps[0] + norms.steps[-1]) / 2].tolist()
-    differences = torch.tensor(jumps(late[1:], late[:-1]), dtype=torch.float64)
+    late = norms.steps >= (norms.steps[0] + norms.steps[-1]) / 2
+    values, one_step = norms.values[late].tolist(), torch.from_numpy(np.diff(norms.steps[late]) == 1)
+    differences = torch.tensor(jumps(values[1:], values[:-1]), dtype=torch.float64)[one_step]
     value = float(spread(differences[:, None]))
     return value if math.isfinite(value) else None
 
 
 def _oscillations(run: Run) -> dict[str, float | None]:
-    """From the monitor's log, whose jumps span one step; without it, the gradient's between logged steps."""
+    """From the monitor's log, whose jumps span one step; without it, the gradient's if every step is logged."""
     log = run.stability
     if log is None:
         return {"gradient_oscillation": late_oscillation(run.column("grad_norm"))}
@@ -164,11 +177,12 @@ def _oscillations(run: Run) -> dict[str, float | None]:
 def norm_measures(log: StabilityArrays) -> dict[str, float | None]:
     """Norm, growth and absolute oscillation of h_i on training batches, over the outer and over the inner joins."""
     curves = log.norms("train", "backbone")
-    if curves is None or log.n < 2:
+    if curves is None:
         return {}
     measures: dict[str, float | None] = {}
     for side, joins in outer_and_inner(log.n).items():
-        columns = [i - 1 for i in joins]
+        if not (columns := [i - 1 for i in joins]):  # one long skip has no outer half
+            continue
         measures[f"norm_{side}"] = geometric_mean(curves.final[columns])
         measures[f"growth_{side}"] = float(np.mean(curves.growth[columns]))
         measures[f"absolute_{side}"] = geometric_mean(curves.band[columns])
@@ -225,14 +239,16 @@ def geometric_mean(values: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: means over its seeds; ratios and accelerations against the baseline, paired by seed.
+    """One variant: means over its seeds; ratios, differences and accelerations against the baseline, paired by seed.
 
-    The baseline itself has no ratios and accelerations. `sooner` has one entry per logged curve.
+    The baseline itself has means alone. `differences` are of measures that may be zero or negative; `sooner` has one
+    entry per logged curve.
     """
 
     variant: str
     means: dict[str, Estimate]
     ratios: dict[str, Estimate]
+    differences: dict[str, Estimate]
     sooner: dict[str, Acceleration]
 
 
@@ -297,8 +313,7 @@ class Comparison:
         table = []
         for key, title, note, _ in self.measures():
             means = [self._mean(row.means[key]) if key in row.means else "–" for row in self.rows]
-            changes = [change(row.ratios[key]) if key in row.ratios else "" for row in self.rows]
-            table.append((title, note, list(zip(means, changes, strict=True))))
+            table.append((title, note, list(zip(means, (self._change(row, key) for row in self.rows), strict=True))))
         for key, title in CURVES.items():
             # Of the two validation losses, only the one that ranks.
             if any(key in row.sooner for row in self.rows) and key in (self.loss, "fid", "frechet", "kid"):
@@ -309,6 +324,34 @@ class Comparison:
     def _mean(self, mean: Estimate) -> str:
         """The mean with half the width of its interval, and the number of runs if some are missing."""
         return plus_minus(mean) + (f" (n = {mean.n})" if mean.n < len(self.seeds) else "")
+
+    def _change(self, row: Row, key: str) -> str:
+        """The ratio or difference to the baseline, and the number of pairs if some are missing; empty without one."""
+        if (found := row.ratios.get(key) or row.differences.get(key)) is None:
+            return ""
+        text = change(found) if key in row.ratios else difference(found)
+        return text + (f" (n = {found.n})" if found.n < len(self.seeds) else "")
+
+    def pointwise(self, part: str, quantity: str) -> dict[str, list[Estimate | None]]:
+        """variant → a quantity of `norms_of` at every h_i (part "backbone") or block ("blocks") against the baseline:
+        its ratio, of growth the difference.
+        """
+        compare = paired_difference if quantity == "growth" else paired_ratio
+        columns = {name: _columns(self.runs, name, part, quantity) for name in self.variants}
+        base = columns.pop(self.baseline)
+        table = {}
+        for variant, own in columns.items():
+            count = min((len(row) for row in (*own.values(), *base.values())), default=0)
+            table[variant] = [
+                compare(*({seed: row[k] for seed, row in side.items()} for side in (own, base))) for k in range(count)
+            ]
+        return {name: row for name, row in table.items() if any(row)}
+
+    @property
+    def meanings(self) -> list[str]:
+        """What the three quantities of a norm mean, of those that were measured."""
+        known = {key for run in self.runs for key in run.values}
+        return [text for start, text in MEANINGS.items() if any(key.startswith(f"{start}_") for key in known)]
 
     @property
     def notes(self) -> list[str]:
@@ -333,7 +376,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         runs = [
             {"variant": run.variant, "seed": run.seed, "folder": Path(run.folder).name, "values": run.values,
-             "alone": run.alone, "images": run.images}
+             "alone": run.alone, "images": run.images,
+             "norms": {part: {key: own[key] for key in POINTWISE} for part, own in run.norms.items() if part in PARTS}}
             for run in self.runs
         ]  # fmt: skip
         return {
@@ -341,9 +385,15 @@ class Comparison:
             "seeds": list(self.seeds), "baseline": self.baseline, "loss": self.loss, "complete": self.complete,
             "measures": {m.key: {"title": m.title, "note": m.note} for m in self.measures()},
             "rows": [asdict(row) for row in self.rows], "runs": runs, "missing": list(self.missing),
+            "blocks": next((run.norms["blocks_names"] for run in self.runs if "blocks_names" in run.norms), []),
+            "pointwise": {part: {key: self._listed(part, key) for key in POINTWISE} for part in PARTS},
             "unfinished": list(self.unfinished),
             "statistics": statistics_note(len(self.seeds)), "notes": self.notes,
         }  # fmt: skip
+
+    def _listed(self, part: str, quantity: str) -> dict[str, list[dict[str, Any] | None]]:
+        table = self.pointwise(part, quantity)
+        return {name: [None if e is None else asdict(e) for e in row] for name, row in table.items()}
 
     def save(self, path: Path) -> None:
         write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
@@ -365,13 +415,17 @@ def _row(
 ) -> Row:
     own = [run for run in runs if run.variant == variant]
     base = [run for run in runs if run.variant == baseline] if variant != baseline else []
-    row = Row(variant, {}, {}, {})
+    row = Row(variant, {}, {}, {}, {})
     for measure in measures:
         key, needs = measure.key, measure.needs
         values, reference = ({r.seed: r.values[key] for r in side if key in r.values} for side in (own, base))
         if values:
             row.means[key] = mean_interval(list(values.values()))
-        meaningful = needs != NO_RATIO and (needs is None or all(getattr(run, needs) for run in (*own, *base)))
+        if needs == NO_RATIO:
+            if (shift := paired_difference(values, reference)) is not None:
+                row.differences[key] = shift
+            continue
+        meaningful = needs is None or all(getattr(run, needs) for run in (*own, *base))
         if meaningful and (ratio := paired_ratio(values, reference)) is not None:
             row.ratios[key] = ratio
     for key in CURVES:
@@ -379,3 +433,9 @@ def _row(
         if (sooner := acceleration(curves, targets, failed)) is not None:
             row.sooner[key] = sooner
     return row
+
+
+def _columns(runs: Sequence[RunMeasures], variant: str, part: str, quantity: str) -> dict[int, list[float]]:
+    """seed → a quantity of `norms_of` at every point, of the variant's runs that have it; NaN where it is unknown."""
+    found = {run.seed: run.norms.get(part, {}).get(quantity) for run in runs if run.variant == variant}
+    return {seed: [math.nan if v is None else v for v in values] for seed, values in found.items() if values}

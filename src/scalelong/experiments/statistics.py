@@ -81,6 +81,14 @@ def paired_ratio(values: Mapping[int, float], baseline: Mapping[int, float]) -> 
     return Estimate(math.exp(logs.mean), low, high, logs.n)
 
 
+def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
+    """Mean of value − baseline over the seeds in both, with its paired t interval. None if no seed is in both or
+    a value is not finite.
+    """
+    changes = [values[seed] - baseline[seed] for seed in sorted(values.keys() & baseline.keys())]
+    return mean_interval(changes) if changes and all(map(math.isfinite, changes)) else None
+
+
 @dataclass(frozen=True)
 class Acceleration:
     """How much sooner a variant reaches the baseline's final value; `factor` 1.5 means two thirds of its steps.
@@ -117,8 +125,12 @@ class Acceleration:
     def texts(self) -> tuple[str, str]:
         """1.31× and [1.10, 1.55], or a bound and in how many seeds the value was reached."""
         if self.factor is None:
-            most = "never" if self.at_most is None else f"below {self.at_most:.2f}×"
-            return most, f"reached in {self.reached} of {self.seeds}"
+            most = "never" if not self.reached else "–"
+            lost = f", {self.failed} became non-finite" if self.failed else ""
+            return (
+                most if self.at_most is None else f"below {self.at_most:.2f}×",
+                f"reached in {self.reached} of {self.seeds}{lost}",
+            )
         mean, low, high = self.factor.mean, self.factor.low, self.factor.high
         return f"{mean:.2f}×", "" if low is None else f"[{low:.2f}, {high:.2f}]"
 
@@ -185,9 +197,15 @@ def change(ratio: Estimate) -> str:
     return f"{mean} [{', '.join(texts)}]" if texts else mean
 
 
-def _signed(value: float) -> str:
-    text = f"{value:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+def difference(estimate: Estimate) -> str:
+    """A difference with its interval: −0.21 [−0.34, −0.08]."""
+    mean, *ends = (_signed(value, 2) for value in (estimate.mean, estimate.low, estimate.high) if value is not None)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
+def _signed(value: float, digits: int = 1) -> str:
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
 def statistics_note(seeds: int) -> str:

@@ -23,9 +23,9 @@ class Limits:
     """Thresholds of the alarms. All comparisons are within one window of snapshots.
 
     Attributes:
-        growth: From the older to the newer half: of the oscillation on the probe (if above half of `oscillation`),
-            or of the median jump.
-        oscillation: On the probe in the newer half of the window, whatever it was before.
+        growth: From the older to the newer half: of the relative oscillation on the probe (if above half of
+            `oscillation`), or of the median jump.
+        oscillation: Relative oscillation on the probe in the newer half of the window, whatever it was before.
         spike: Robust standard deviations of log(gradient norm) or log(loss) above the median, which must also exceed
         gradient_factor: times the median gradient norm, or
         loss_factor: times the median loss.
@@ -151,7 +151,7 @@ def _oscillation(layout: Layout, limits: Limits, entry: Entry, window: Window, e
     point, value, before = layout.points.all[worst], float(newer[worst]), float(older[worst])
     change = f"has grown from {before:.3g} to {value:.3g}" if bool(grown[worst]) else f"is {value:.3g}"
     others = int(over.sum()) - 1
-    what = f"the oscillation of {point.name} {change}" + (f" (and at {others} other points)" if others else "")
+    what = f"the relative oscillation of {point.name} {change}" + (f" (and at {others} other points)" if others else "")
     # The timestep bin in which h_i, or the block, oscillates most.
     followed = point.skip if layout.points.n else worst + 1
     spreads, times = window.oscillation(), None

@@ -31,6 +31,13 @@ class StabilityLog:
         keys: tuple[str | int, ...] = path if i is None else (*path, i)
         return [entry["step"] for entry in self.entries], [lookup(entry, *keys) for entry in self.entries]
 
+    def evenly_spaced(self) -> list[Entry]:
+        """Return the snapshots at the spacing of the oldest ones; a log that was never thinned has one spacing."""
+        spacing = self.header.get("spacing")
+        if type(spacing) is not int or spacing < 1:
+            return self.entries
+        return [entry for entry in self.entries if entry["step"] % spacing == 0]
+
     def alarms(self) -> list[Entry]:
         """Return every alarm at the snapshot that raised it."""
         listed = [entry["alarms"] for entry in self.entries if isinstance(entry.get("alarms"), list)]
@@ -46,10 +53,11 @@ def read_stability(path: Path | str) -> StabilityLog:
 
 
 class LogWriter:
-    """Append snapshots to a file. When it holds `keep` of them, it is `thinned`: older times become ever coarser."""
+    """Append snapshots to a file. When it holds `keep` of them, it is `thinned`."""
 
-    def __init__(self, path: Path | str | None, keep: int) -> None:
+    def __init__(self, path: Path | str | None, keep: int, recent: int = 0) -> None:
         self.path, self.keep, self.count = None if path is None else Path(path), keep, 0
+        self.recent = min(max(recent, keep // 4), keep // 2)
 
     def begin(self, header: Entry, step: int) -> list[Entry]:
         """Continue an existing file of the same network, dropping entries from `step` on. Returns the others."""
@@ -63,6 +71,8 @@ class LogWriter:
                     change = f"{key} was {former.get(key)!r}, is {header.get(key)!r}; choose another out="
                     raise RunError(f"{self.path} was written for another network or monitor: {change}")
             entries = [entry for entry in entries if _has_step(entry) and entry["step"] < step]
+            if entries and former is not None and "spacing" in former:
+                header = {**header, "spacing": former["spacing"]}
         self._rewrite(header, entries)
         return entries
 
@@ -73,8 +83,11 @@ class LogWriter:
             file.write(_line(entry))
         self.count += 1
         if self.count >= self.keep:
-            header, entries = _read(self.path)
-            self._rewrite(header or {}, thinned(entries, self.keep))
+            found, entries = _read(self.path)
+            header = found or {}
+            spacing = header.get("spacing", 2 * header.get("every", 1))  # every second snapshot has jumps
+            spacing, left = thinned(list(filter(_has_step, entries)), self.keep, self.recent, spacing)
+            self._rewrite({**header, "spacing": spacing}, left)
 
     def _rewrite(self, header: Entry, entries: list[Entry]) -> None:
         if self.path is not None:
@@ -82,13 +95,17 @@ class LogWriter:
             self.count = len(entries)
 
 
-def thinned(entries: list[Entry], keep: int) -> list[Entry]:
-    """Drop every second entry of the older half; those with alarms only if too many are left."""
-    middle = len(entries) // 2
-    older, newer = entries[:middle], entries[middle:]
-    raised = [any("text" in alarm for alarm in entry.get("alarms", [])) for entry in older]
-    kept = [entry for k, entry in enumerate(older) if k % 2 == 0 or raised[k]]
-    return (kept if len(kept) + len(newer) <= 7 * keep // 8 else older[::2]) + newer
+def thinned(entries: list[Entry], keep: int, recent: int, spacing: int) -> tuple[int, list[Entry]]:
+    """Keep the `recent` newest entries, and of the others those at multiples of a spacing of steps, so that the whole
+    run is covered evenly; the spacing doubles until they are few enough. Entries that raised an alarm stay, up to an
+    eighth of `keep`.
+    """
+    older, newest = entries[:-recent], entries[-recent:]
+    while sum(entry["step"] % spacing == 0 for entry in older) > keep - recent - keep // 4:
+        spacing *= 2
+    raised = [e for e in older if e["step"] % spacing and any("text" in alarm for alarm in e.get("alarms", []))]
+    steps = {entry["step"] for entry in raised[: keep // 8]}
+    return spacing, [e for e in older if e["step"] % spacing == 0 or e["step"] in steps] + newest
 
 
 def rounded(value: Any, digits: int = DIGITS) -> Any:

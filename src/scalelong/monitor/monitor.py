@@ -1,4 +1,4 @@
-"""Monitor the stability of any PyTorch training loop: norms, ratios, κ, gradients, oscillation, alarms."""
+"""Monitor the stability of any PyTorch training loop: norms, ratios, κ, gradients, oscillations, alarms."""
 
 import logging
 from collections import deque
@@ -43,9 +43,9 @@ class StabilityMonitor:
         t: The probe's timesteps, if they are not its second argument.
         sites: The long skips, outermost first, for a network that `scalelong.apply` does not know.
         every: Steps between snapshots; 0 turns the monitor off.
-        window: Number of snapshots that oscillation and alarms refer to.
+        window: Number of snapshots that oscillations and alarms refer to.
         out: Log file, for example "stability.jsonl". An existing file is continued.
-        keep: Maximum number of snapshots in the file.
+        keep: Maximum number of snapshots in the file; a longer run is covered evenly, its end closely.
         ema: The averaged network (or its parameters), to record its distance to the network.
         scaler: The GradScaler of fp16 training, unless gradients are unscaled inside the `with` block.
         times: Range of timesteps.
@@ -117,7 +117,7 @@ class StabilityMonitor:
             self._parameters.average_of(self._ema)  # raises an error now if it does not fit
         self._layout, self._window = Layout(self.points, bins), Window(window)
         self._entries: deque[Entry] = deque(maxlen=window)
-        self._writer, self._buffer = LogWriter(out, keep), Buffer()
+        self._writer, self._buffer = LogWriter(out, keep, window), Buffer()
         self._before: Snapshot | None = None
         self._edges: tuple[float, ...] = ()
         self._members: list[list[int]] | None = None
@@ -199,13 +199,16 @@ class StabilityMonitor:
         """The last snapshot as named numbers, for a tracker."""
         return scalars(self.points, list(self._entries))
 
-    def summary(self) -> Summary:
+    def summary(self, blocks: bool = False) -> Summary:
         """Return the last snapshot, with the active alarms.
+
+        Args:
+            blocks: Whether to print the blocks of a network with long skips, too.
 
         Returns:
             A summary that prints as a table.
         """
-        return Summary(self.points, tuple(self._entries), self.alarms)
+        return Summary(self.points, tuple(self._entries), self.alarms, blocks)
 
     @contextmanager
     def _recording(self, step: int, batch: Inputs | None) -> Iterator[None]:

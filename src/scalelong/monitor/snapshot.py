@@ -1,6 +1,6 @@
-"""From two snapshots one step apart and the noted losses to an entry of stability.jsonl; oscillation over a window.
+"""From two snapshots one step apart and the noted losses to an entry of stability.jsonl.
 
-The oscillation of a norm is the standard deviation of the step-to-step differences ("jumps") of its logarithm.
+The relative oscillation of a norm is the standard deviation of the step-to-step differences ("jumps") of its logarithm.
 """
 
 import math
@@ -27,7 +27,7 @@ def jumps(now: Sequence[float], before: Sequence[float]) -> list[float]:
 
 
 def spread(differences: Tensor) -> Tensor:
-    """Return the oscillation: the standard deviation of each column of (jumps, points).
+    """Return the relative oscillation: the standard deviation of each column of (jumps, points).
 
     NaN jumps are ignored; a column with fewer than two others has no oscillation, NaN.
     """
@@ -58,7 +58,7 @@ class Window:
         self._rows.append(None if differences is None or bool(differences.isnan().all()) else differences)
 
     def oscillation(self) -> Tensor | None:
-        """Return the oscillation of every point over the window, or None for fewer than two jumps."""
+        """Return the relative oscillation of every point over the window, or None for fewer than two jumps."""
         return spread(torch.stack(self.rows)) if len(self.rows) >= 2 else None
 
     def halves(self, least: int) -> tuple[Tensor, Tensor] | None:

@@ -5,39 +5,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from scalelong._text import number
 from scalelong.monitor.alarms import Alarm
+from scalelong.monitor.curves import norm_curves
 from scalelong.monitor.log import Entry, lookup
 from scalelong.monitor.points import Points
 
 LEGEND = (
-    "norm: of the backbone h_i on the training batch; growth: p of norm ∝ step^p over the window; absolute "
-    "oscillation: spread of the norm around that curve; relative oscillation: of one-step changes of "
-    "log(norm) over the window, on the probe and (on training batches); ratio: κ_i·skip to backbone at the join, on "
-    "the probe"
+    "norm: on the training batch, of the backbone h_i or of a block's output; growth: p of norm ∝ step^p over the "
+    "window; absolute oscillation: spread of the norm around its smoothed curve over the window; relative oscillation: "
+    "of one-step changes of log(norm) over the window, on the probe and (on training batches)"
 )
+RATIO = "; ratio: κ_i·skip to backbone at the join, on the probe"
+_HEADS = ("norm", "growth", "absolute osc.", "relative osc.")
+Row = list[str | float | None]
 
 
 class Trend(NamedTuple):
     """The norm at one point over a window of snapshots, on training batches."""
 
     norm: float | None  # at the last snapshot
-    growth: float | None  # p of norm ∝ step^p, by least squares on the logarithms
-    absolute: float | None  # root mean square of norm − fitted curve
+    growth: float | None  # p of norm ∝ step^p, from three snapshots on
+    absolute: float | None  # the absolute oscillation, from ten snapshots on
 
 
-def trend(entries: Sequence[Entry], name: str, k: int) -> Trend:
-    """Fit the norms of a point ("backbone" or "blocks", counted from 1). Three snapshots make a fit."""
-    known = [(e["step"], value) for e in entries if (value := lookup(e, "train", name, k)) and e["step"] > 0]
-    norm = lookup(entries[-1], "train", name, k) if entries else None
-    if len(known) < 3:
-        return Trend(norm, None, None)
-    xs, ys = [math.log(step) for step, _ in known], [math.log(value) for _, value in known]
-    mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
-    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
-    slope /= math.fsum((x - mean_x) ** 2 for x in xs)
-    squares = [(value - math.exp(mean_y + slope * (x - mean_x))) ** 2 for x, (_, value) in zip(xs, known, strict=True)]
-    return Trend(norm, slope, math.sqrt(math.fsum(squares) / len(squares)))
+def trends(entries: Sequence[Entry], name: str, width: int) -> list[Trend]:
+    """Return the trend of every h_i ("backbone") or block ("blocks")."""
+    rows = [lookup(entry, "train", name) or [None] * width for entry in entries]
+    if not rows:
+        return [Trend(None, None, None)] * width
+    norms = torch.tensor([[math.nan if value is None else value for value in row] for row in rows], dtype=torch.float64)
+    steps = torch.tensor([float(entry["step"]) for entry in entries], dtype=torch.float64)
+    curves = norm_curves(steps, norms, late=torch.ones(len(steps), dtype=torch.bool))
+    fitted = zip(curves.growth.tolist(), curves.band.tolist(), strict=True)
+    return [Trend(last, *(_known(value) for value in pair)) for last, pair in zip(rows[-1], fitted, strict=True)]
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Summary:
     points: Points
     entries: tuple[Entry, ...]
     alarms: tuple[Alarm, ...]
+    blocks: bool = False  # print a table of blocks too; a network without long skips has only that
 
     @property
     def entry(self) -> Entry | None:
@@ -66,31 +74,35 @@ class Summary:
             "distance to the EMA": lookup(entry, "drift", "total"),
         }
         known = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
-        cells = [[value if isinstance(value, str) else number(value, 3) for value in row] for row in self._rows(entry)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        cells.insert(1, ["─" * width for width in widths])
-        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-        lines = [title, *table, *([LEGEND] if points.n else []), *([known] if known else [])]
+        lines = [title, *(_table(self._joins(entry)) if points.n else [])]
+        lines += _table(self._blocks(entry)) if self.blocks or not points.n else []
+        lines += [LEGEND + RATIO if points.n else LEGEND, *([known] if known else [])]
         return "\n".join([*lines, *(map(str, self.alarms) if self.alarms else ["no alarms"])])
 
     __repr__ = __str__
 
-    def _rows(self, entry: Entry) -> list[list[str | float | None]]:
-        if not self.points.n:
-            rows: list[list[str | float | None]] = [["block", *_HEADS, "gradient norm"]]
-            for k, path in enumerate(self.points.blocks, start=1):
-                cells = [*trend(self.entries, "blocks", k), _oscillation(entry, "blocks", k)]
-                rows.append([path, *cells, lookup(entry, "grad", "blocks", k)])
-            return rows
-        rows = [["i", "from", "to", "κ_i", "ratio", *_HEADS]]
-        for i, site in enumerate(self.points.sites, start=1):
+    def _joins(self, entry: Entry) -> list[Row]:
+        rows: list[Row] = [["i", "from", "to", "κ_i", "ratio", *_HEADS]]
+        found = trends(self.entries, "backbone", self.points.n)
+        for i, (site, trend) in enumerate(zip(self.points.sites, found, strict=True), start=1):
             ratio, kappa = lookup(entry, "probe", "ratio", i), lookup(entry, "kappa", "mean", i)
-            cells = [*trend(self.entries, "backbone", i), _oscillation(entry, "backbone", i)]
-            rows.append([str(i), site.source or "?", site.path, kappa, ratio, *cells])
+            row = [str(i), site.source or "?", site.path, kappa, ratio]
+            rows.append([*row, *trend, _oscillation(entry, "backbone", i)])
+        return rows
+
+    def _blocks(self, entry: Entry) -> list[Row]:
+        rows: list[Row] = [["block", *_HEADS, "gradient norm"]]
+        found = trends(self.entries, "blocks", len(self.points.blocks))
+        for k, (path, trend) in enumerate(zip(self.points.blocks, found, strict=True), start=1):
+            rows.append([path, *trend, _oscillation(entry, "blocks", k), lookup(entry, "grad", "blocks", k)])
         return rows
 
 
-_HEADS = ("norm", "growth", "absolute osc.", "relative osc.")
+def _table(rows: list[Row]) -> list[str]:
+    cells = [[value if isinstance(value, str) else number(value, 3) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["─" * width for width in widths])
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
 def scalars(points: Points, entries: Sequence[Entry]) -> dict[str, float]:
@@ -107,21 +119,23 @@ def scalars(points: Points, entries: Sequence[Entry]) -> dict[str, float]:
     }
     for i in range(1, points.n + 1):
         paths |= {
-            f"norm/skip_{i}": ("probe", "skip", i),
-            f"norm/backbone_{i}": ("train", "backbone", i),
+            f"norm/skip_{i}": ("train", "skip", i),
+            f"norm_probe/skip_{i}": ("probe", "skip", i),
             f"norm_probe/backbone_{i}": ("probe", "backbone", i),
             f"ratio/skip_{i}": ("probe", "ratio", i),
             f"kappa/skip_{i}": ("kappa", "mean", i),
-            f"relative_oscillation/backbone_{i}": ("oscillation", "probe", "backbone", i),
-            f"relative_oscillation_train/backbone_{i}": ("oscillation", "train", "backbone", i),
         }
-    for k, path in enumerate(points.blocks if not points.n else (), start=1):
-        paths[f"norm/{path}"] = ("train", "blocks", k)
-        paths[f"relative_oscillation/{path}"] = ("oscillation", "probe", "blocks", k)
     values = {name: lookup(entry, *path) for name, path in paths.items()}
-    for i in range(1, points.n + 1):
-        found = trend(entries, "backbone", i)
-        values |= {f"growth/backbone_{i}": found.growth, f"absolute_oscillation/backbone_{i}": found.absolute}
+    named = {"backbone": [f"backbone_{i}" for i in range(1, points.n + 1)], "blocks": list(points.blocks)}
+    for part, names in named.items():
+        for k, (name, trend) in enumerate(zip(names, trends(entries, part, len(names)), strict=True), start=1):
+            values |= {
+                f"norm/{name}": trend.norm,
+                f"growth/{name}": trend.growth,
+                f"absolute_oscillation/{name}": trend.absolute,
+                f"relative_oscillation/{name}": lookup(entry, "oscillation", "probe", part, k),
+                f"relative_oscillation_train/{name}": lookup(entry, "oscillation", "train", part, k),
+            }
     values["alarms"] = float(len(entry.get("alarms", ())))
     return {f"stability/{name}": value for name, value in values.items() if value is not None}
 

@@ -37,7 +37,7 @@ def _norms(results: Results) -> Figure:
         n = max(len(norms["norm"]) for arm in arms for norms in _norms_of(results, arm))
         for ax, i in zip(axes, dict.fromkeys((1, max(1, n // 2), n)), strict=False):
             for arm, color in zip(arms, cycle(colors()), strict=False):
-                runs = _norms_of(results, arm)
+                runs = [norms for norms in _norms_of(results, arm) if len(norms["norm"]) >= i]
                 if not runs:
                     continue
                 steps, count = runs[0]["steps"], min(len(norms["steps"]) for norms in runs)

@@ -46,6 +46,7 @@ def charts(views: Sequence[RunView], comparison: Comparison | None) -> dict[str,
         "gradient": curve(views, "grad_norm", "norm", smooth=True),
         "norms": norms(views),
         "norm_by_skip": by_skip(views, "‖hᵢ‖", lambda log: _of_norms(log, "final")),
+        "growth": by_skip(views, "p", lambda log: _of_norms(log, "growth")),
         "absolute_oscillation": by_skip(views, "RMS of ‖hᵢ‖ − smooth", lambda log: _of_norms(log, "band")),
         "oscillation": by_skip(views, "std of Δ log ‖hᵢ‖", lambda log: log.oscillation("probe", "backbone")),
         "oscillation_train": by_skip(views, "std of Δ log ‖hᵢ‖", lambda log: log.oscillation("train", "backbone")),
@@ -218,7 +219,7 @@ def kappa(views: Sequence[RunView]) -> Chart | None:
 
 
 def gradient_by_skip(log: StabilityArrays) -> Floats | None:
-    """The gradient's oscillation in the block that consumes each long skip."""
+    """The gradient's relative oscillation in the block that consumes each long skip."""
     spreads = log.oscillation("grad", "blocks", width=len(log.blocks))
     if spreads is None or not log.n:
         return None

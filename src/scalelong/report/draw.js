@@ -108,7 +108,7 @@ function extent(panels, log, weight, spec) {
       for (const v of s.x) { if (v < x0) x0 = v; if (v > x1) x1 = v; }
       s.y.forEach(include);
       if (weight) smoothed(s.y, weight).forEach(include);
-      if (s.low && s.whiskers) { s.low.forEach(include); s.high.forEach(include); }
+      if (s.low && (s.whiskers || spec.pages)) { s.low.forEach(include); s.high.forEach(include); }
     }
     if (panel.band && x0 < Infinity) { panel.band.low.forEach(include); panel.band.high.forEach(include); }
   }

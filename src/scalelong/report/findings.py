@@ -38,16 +38,19 @@ def findings(comparison: Comparison | None, labels: Sequence[str], steps: int, d
     titles = {measure.key: measure.title for measure in comparison.measures()}
     seeds = max((ratio.n for row in others for ratio in row.ratios.values()), default=1)
     headline = f"{_join([row.variant for row in others])} beside {baseline}"
+    failed = ", ".join(f"{spell(name)} with seed {seed}" for name, seed in comparison.failed)
+    lost = f"Not in any ratio, because training became non-finite: {failed}." if failed else ""
     if seeds < 2:
         values = {row.variant: row.means[key].mean for row in comparison.rows if key in row.means}
         caveat = "One seed: there is no interval, and a difference may be chance; compare --seeds 3 gives intervals."
+        caveat += f" {lost}" if lost else ""
         return Findings(_capital(_range(values) if losses else headline), (), caveat)  # no sentence without an interval
     lines = [_clear(titles[name], others, name, baseline) for name in titles if name in (key, *STABILITY)]
     lines.append(_sooner(others, baseline, key))
     lines += [_clear(titles["frechet"], others, "frechet", baseline)] if "frechet" in titles else []
     if losses:
         headline = _headline(losses, baseline)
-    return Findings(_capital(headline), tuple(filter(None, lines)))
+    return Findings(_capital(headline), tuple(filter(None, lines)), lost)
 
 
 def spell(label: str) -> str:

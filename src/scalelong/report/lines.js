@@ -190,7 +190,7 @@ class LineChart {
       const line = html("div", "tip-row", undefined, this.tip);
       swatch(line, row.run);
       html("span", "tip-name", runName(row.run), line);
-      html("span", "tip-value", figure(row.value), line);
+      html("span", "tip-value", figure(row.value) + this.spread(row), line);
     }
     this.tip.hidden = rows.length === 0;
     const frame = this.frames[index || 0];
@@ -201,7 +201,12 @@ class LineChart {
       this.tip.style.left = Math.max(0, Math.min(left, base.width - this.tip.offsetWidth)) + "px";
       this.tip.style.top = here.top - base.top + 8 + "px";
     }
-    if (!event) say(head + ": " + rows.map((r) => runName(r.run) + " " + figure(r.value)).join(", "));
+    if (!event) say(head + ": " + rows.map((r) => runName(r.run) + " " + figure(r.value) + this.spread(r)).join(", "));
+  }
+
+  /* The band around a curve that has one. */
+  spread(row) {
+    return this.spec.pages && row.high !== null && row.high !== undefined ? " ± " + figure(row.high - row.value) : "";
   }
 
   key(event) {

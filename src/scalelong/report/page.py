@@ -102,7 +102,7 @@ def render(views: Sequence[RunView], choice: Choice | None = None) -> str:
             sections.samples(views, pictures([view.run for view in views])),
             sections.results(comparison, views, drawn),
             sections.curves(drawn, only_scaling_differs, comparison.baseline if comparison else "", metrics(views)),
-            sections.norms(drawn, views),
+            sections.norms(drawn, views, comparison),
             sections.skips(drawn),
             sections.robustness(drawn, views),
             sections.evaluation(views),
@@ -111,8 +111,8 @@ def render(views: Sequence[RunView], choice: Choice | None = None) -> str:
         element(
             "footer",
             element("p", f"Written by scalelong {__version__} on {time.strftime('%Y-%m-%d %H:%M')} from {sources}."),
-            element("p", "Long skips are counted from the outermost, i = 1. Long curves are thinned; the range of each "
-                    "point is kept."),
+            element("p", "Long skips are counted from the outermost, i = 1. Long curves are thinned; those of losses "
+                    "and gradients keep the range of each point."),
         ),
         element("div", id="said", class_="said", aria_live="polite"),
     ]  # fmt: skip
@@ -123,20 +123,23 @@ def compare_views(views: Sequence[RunView]) -> Comparison | None:
     """Means and paired ratios of the finished runs; None if their losses do not compare."""
     if any(key in SAME for key in differing_keys([view.run.settings for view in views])):
         return None
-    measured, missing = [], []
+    measured, missing, failed = [], [], []
     for view in views:
+        seed = -1 if view.seed is None else view.seed
         if view.finished:
-            measured.append(measure_run(view.run, view.label, -1 if view.seed is None else view.seed))
+            measured.append(measure_run(view.run, view.label, seed))
         else:
             missing.append(f"{view.name} {_progress(view)}")
+            failed += [(view.label, seed)] if view.run.became_nonfinite else []
     return Comparison(
         measured,
         labels(views),
         preset=_common(views, "preset") or "",
         objective=_common(views, "diffusion.objective") or "eps",
         steps=max(view.run.logged_step for view in views),
-        seeds=sorted({run.seed for run in measured}) or [0],
+        seeds=sorted({*(run.seed for run in measured), *(seed for _, seed in failed)}) or [0],
         missing=missing,
+        failed=failed,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from scalelong._text import with_interval
 from scalelong.evaluation.evaluate import stored_metrics
 from scalelong.experiments.comparison import Comparison
-from scalelong.experiments.statistics import statistics_note
+from scalelong.experiments.statistics import Estimate, change, difference, statistics_note
 from scalelong.report.findings import Findings
 from scalelong.report.markup import Child, Markup, element
 from scalelong.report.pictures import Pictures, Sheet
@@ -28,8 +28,9 @@ NORMS = [
     ("norm_by_skip", "Norm by join",
      "‖hᵢ‖ on training batches, mean over the last tenth of training; long skip i joins hᵢ. Outer and inner joins can "
      "go opposite ways."),
+    ("growth", "Growth by join", "p of ‖hᵢ‖ ∝ step^p on training batches, fitted over the second half of training."),
     ("absolute_oscillation", "Absolute oscillation by join",
-     "The band above: root mean square of ‖hᵢ‖ around its smoothed curve, over the second half of training."),
+     "Root mean square of ‖hᵢ‖ around its smoothed curve, over the second half of training."),
 ]  # fmt: skip
 OSCILLATION = [
     ("oscillation", "Relative oscillation by join",
@@ -44,8 +45,15 @@ OSCILLATION = [
 NORM_CURVES = (
     "norms", "Norm against step",
     "The paper's Fig. 1: the norm of a feature on training batches, smoothed over a twentieth of the snapshots, with a "
-    "band of one absolute oscillation. hᵢ is what long skip i joins; the paper does not say which layer it plots.",
+    "band of one absolute oscillation over the same window. hᵢ is what long skip i joins; the paper does not say which "
+    "layer it plots.",
 )  # fmt: skip
+POINTWISE = {
+    "norm": "Norm, ratio",
+    "growth": "Growth of the norm, difference",
+    "absolute_oscillation": "Absolute oscillation, ratio",
+    "relative_oscillation": "Relative oscillation (ours), ratio",
+}
 SKIPS = [
     ("kappa", "κᵢ by skip",
      "At the end of training. Shaded: κ^(i−1) for κ from 0.5 to 0.95, the range that Section 4.1 gives CS (Fig. 7). "
@@ -226,15 +234,38 @@ def curves(
     return section("curves", "Training", lead, figures(drawn, catalogue))
 
 
-def norms(drawn: Collection[str], views: Sequence[RunView]) -> Markup | None:
+def norms(drawn: Collection[str], views: Sequence[RunView], comparison: Comparison | None) -> Markup | None:
     lead = (
         "Three quantities: the norm of a feature, which grows during training; its absolute oscillation, the band "
         "around that curve; and its relative oscillation, how much the logarithm of the norm jumps in one step (i = 1 "
         "is the outermost join)."
     )
-    curves, by_join = figure(drawn, *NORM_CURVES, wide=True), figures(drawn, NORMS)
+    curves, by_join = figure(drawn, *NORM_CURVES, wide=True), figures(drawn, NORMS, "figures three")
     relative = figures(drawn, OSCILLATION, "figures three")
-    return section("oscillations", "Norms and oscillations", lead, curves, by_join, relative, _alarms(views))
+    listed = None if comparison is None else _pointwise(comparison, views)
+    return section("oscillations", "Norms and oscillations", lead, curves, by_join, relative, listed, _alarms(views))
+
+
+def _pointwise(comparison: Comparison, views: Sequence[RunView]) -> Markup | None:
+    """Norm, growth and oscillations of every join and block against the baseline, one table each."""
+    blocks: list[str] = next((run.norms["blocks_names"] for run in comparison.runs if run.norms), [])
+    tables = []
+    for key, title in POINTWISE.items():
+        rows = []
+        for part, symbol in (("backbone", "‖h_{}‖"), ("blocks", "{}")):
+            found = comparison.pointwise(part, key)
+            for k in range(max(map(len, found.values()), default=0)):
+                cells = [_estimate(found.get(name, []), k, key) for name in comparison.variants[1:]]
+                rows.append(Row(symbol.format(k + 1 if part == "backbone" else blocks[k]), cells))
+        columns = [(name, [view for view in views if view.label == name]) for name in comparison.variants[1:]]
+        tables += [element("h3", title), table(columns, rows, title)] if rows else []
+    summary = element("summary", f"Every join and block against {comparison.baseline}")
+    return element("details", summary, tables, class_="print") if tables else None
+
+
+def _estimate(row: Sequence[Estimate | None], k: int, key: str) -> str:
+    estimate = row[k] if k < len(row) else None
+    return "–" if estimate is None else difference(estimate) if key == "growth" else change(estimate)
 
 
 def _alarms(views: Sequence[RunView]) -> Markup | None:

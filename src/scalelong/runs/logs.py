@@ -3,21 +3,23 @@
 import json
 import math
 import os
-import warnings
 from array import array
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from scalelong.errors import RunError
 from scalelong.files import json_line_blocks, parse_json_line
-from scalelong.monitor.log import StabilityLog, lookup, read_stability
+from scalelong.monitor.log import Entry, StabilityLog, lookup, read_stability
+
+if TYPE_CHECKING:
+    from scalelong.monitor.curves import NormCurves
 
 Floats = npt.NDArray[np.float64]
 TAIL = 4 << 20  # bytes of a log's end that `Tail` reads first; older values are not the latest ones
@@ -178,7 +180,7 @@ def last_lines(path: Path, count: int = 8, block: int = 16_384) -> list[str]:
 
 @dataclass(frozen=True)
 class StabilityArrays:
-    """A stability log, one row per snapshot. Long skips count from 1, the outermost. Missing values are NaN."""
+    """A stability log, one row per evenly spaced snapshot. Long skips count from 1, the outermost. Missing: NaN."""
 
     log: StabilityLog
 
@@ -187,8 +189,13 @@ class StabilityArrays:
         return self.log.header
 
     @cached_property
+    def entries(self) -> list[Entry]:
+        """Snapshots at even spacing, so that times that the log keeps more closely do not count more."""
+        return self.log.evenly_spaced()
+
+    @cached_property
     def steps(self) -> Floats:
-        return np.array([float(entry["step"]) for entry in self.log.entries])
+        return np.array([float(entry["step"]) for entry in self.entries])
 
     @property
     def n(self) -> int:
@@ -204,8 +211,8 @@ class StabilityArrays:
     def matrix(self, *path: str, width: int | None = None) -> Floats | None:
         """Return (snapshots, width) of a list in every entry, `matrix("probe", "backbone")`; None without numbers."""
         width = self.n if width is None else width
-        rows = np.full((len(self.log.entries), width), np.nan)
-        for k, entry in enumerate(self.log.entries):
+        rows = np.full((len(self.entries), width), np.nan)
+        for k, entry in enumerate(self.entries):
             values = lookup(entry, *path)
             if isinstance(values, list) and len(values) == width:
                 rows[k] = [value if _is_number(value) else np.nan for value in values]
@@ -213,18 +220,25 @@ class StabilityArrays:
 
     def series(self, *path: str) -> Series | None:
         """Return one number of every entry: `series("grad", "total")`. None if it has no number."""
-        numbers = [value if _is_number(value) else np.nan for value in self.log.series(*path)[1]]
-        values = np.array(numbers, dtype=float)
+        found = (lookup(entry, *path) for entry in self.entries)
+        values = np.array([value if _is_number(value) else np.nan for value in found], dtype=float)
         return Series(self.steps, values) if len(values) and np.isfinite(values).any() else None
 
     def late(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the snapshots in the second half of training."""
         return self.steps >= self.steps[-1] / 2 if len(self.steps) else np.zeros(0, bool)
 
-    def norms(self, *path: str, width: int | None = None) -> "NormCurves | None":
+    def norms(self, *path: str, width: int | None = None) -> "NormCurves[Floats] | None":
         """Return size, growth and absolute oscillation: `norms("train", "backbone")`. None without numbers."""
+        import torch
+
+        from scalelong.monitor.curves import NormCurves, norm_curves
+
         rows = self.matrix(*path, width=width)
-        return None if rows is None else norm_curves(self.steps, rows)
+        if rows is None:
+            return None
+        curves = norm_curves(torch.from_numpy(self.steps), torch.from_numpy(rows))
+        return NormCurves(*(curve.numpy() for curve in curves))
 
     def oscillation(self, *path: str, width: int | None = None) -> Floats | None:
         """Return the relative oscillation over the second half, (width,): `oscillation("probe", "backbone")`.
@@ -235,7 +249,7 @@ class StabilityArrays:
         return None if jumps is None else _oscillation(jumps[self.late()])
 
     def gradient_oscillation(self) -> float | None:
-        """Return the oscillation of the total gradient norm, on training batches."""
+        """Return the relative oscillation of the total gradient norm, on training batches."""
         jumps = self.series("jump", "grad", "total")
         value = None if jumps is None else _oscillation(jumps.values[self.late(), None])
         return None if value is None else float(value[0])
@@ -243,48 +257,6 @@ class StabilityArrays:
     def alarms(self) -> list[str]:
         """Return the text of every alarm."""
         return [str(alarm["text"]) for alarm in self.log.alarms()]
-
-
-@dataclass(frozen=True)
-class NormCurves:
-    """What Fig. 1 shows of each norm: a curve that grows, and a band around it. Columns as in the matrix.
-
-    smooth  (snapshots, width), the running mean over a twentieth of the snapshots, at least 5
-    final   (width,), the mean over the last tenth
-    growth  (width,), p of norm ∝ step^p, least squares on the logarithms, over the second half of training
-    band    (width,), the absolute oscillation: root mean square of norm − smooth over the second half
-    running_band  (snapshots, width), the same over a running window, to draw around `smooth`
-    """
-
-    smooth: Floats
-    final: Floats
-    growth: Floats
-    band: Floats
-    running_band: Floats
-
-
-def norm_curves(steps: Floats, norms: Floats) -> NormCurves:
-    """Separate norms (snapshots, width) into a smooth curve and the band around it. Missing snapshots are ignored."""
-    count, width = norms.shape
-    half = max(5, count // 20) // 2
-
-    def running_mean(rows: Floats) -> Floats:
-        windows = (rows[max(0, k - half) : k + half + 1] for k in range(count))
-        return np.array([np.nanmean(np.where(np.isfinite(window), window, np.nan), axis=0) for window in windows])
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a window, or a column, without a finite value stays NaN
-        smooth = running_mean(norms)
-        running_band = np.sqrt(running_mean((norms - smooth) ** 2))
-        late = steps >= steps[-1] / 2
-        band = np.sqrt(np.nanmean(np.where(np.isfinite(norms), norms - smooth, np.nan)[late] ** 2, axis=0))
-        final = np.nanmean(np.where(np.isfinite(norms), norms, np.nan)[steps >= 0.9 * steps[-1]], axis=0)
-    growth = np.full(width, np.nan)
-    for column in range(width):
-        keep = late & np.isfinite(norms[:, column]) & (norms[:, column] > 0) & (steps > 0)
-        if keep.sum() > 2:
-            growth[column] = np.polyfit(np.log(steps[keep]), np.log(norms[keep, column]), 1)[0]
-    return NormCurves(smooth, final, growth, band, running_band)
 
 
 def read_stability_arrays(path: Path) -> StabilityArrays | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scalelong.errors import one_line
+from scalelong.errors import NonFiniteError, one_line
 from scalelong.files import write_text
 from scalelong.runs.run import RESOURCES, Run
 
@@ -25,11 +25,11 @@ def recorded(run: Run) -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     wall, own, everybody = time.monotonic(), time.process_time(), _busy_seconds()
-    failure = None
+    failed: dict[str, Any] = {}
     try:
         yield
     except Exception as error:
-        failure = one_line(error)
+        failed = {"failure": one_line(error), "nonfinite": isinstance(error, NonFiniteError)}
         raise
     finally:
         if run.folder.is_dir():
@@ -49,7 +49,7 @@ def recorded(run: Run) -> Iterator[None]:
             if torch.cuda.is_available():
                 now["peak_gpu_memory"] = max(before.get("peak_gpu_memory", 0), torch.cuda.max_memory_allocated())
             rounded: dict[str, Any] = {key: round(value, 3) for key, value in now.items()}
-            write_text(run.folder / RESOURCES, json.dumps(rounded | ({"failure": failure} if failure else {})) + "\n")
+            write_text(run.folder / RESOURCES, json.dumps(rounded | failed) + "\n")
             run.__dict__.pop("resources", None)
 
 

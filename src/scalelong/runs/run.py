@@ -221,6 +221,11 @@ class Run:
         failure = (read_json(self.folder / RESOURCES) or {}).get("failure")
         return failure if isinstance(failure, str) else None
 
+    @property
+    def became_nonfinite(self) -> bool:
+        """Whether a loss, gradient or weight that is not finite ended training, if the run was not resumed since."""
+        return (read_json(self.folder / RESOURCES) or {}).get("nonfinite") is True
+
     # ------------------------------------------------------------------------------- using the network
 
     def generate(

@@ -2,10 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 
-from scalelong.runs.logs import norm_curves
+from scalelong.monitor import curves as monitor_curves
 
 STEPS = np.arange(10.0, 10_010.0, 10.0)
+
+
+def norm_curves(steps, norms):
+    curves = monitor_curves.norm_curves(torch.from_numpy(steps), torch.from_numpy(norms))
+    return monitor_curves.NormCurves(*(curve.numpy() for curve in curves))
 
 
 def test_a_power_law_has_its_exponent_its_size_and_no_band():
