@@ -73,6 +73,61 @@ def test_seeds_in_processes_find_what_they_find_here():
     assert here == there
 
 
+class Noisy(nn.Module):
+    """Weights from torch's global generator, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def noise(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(16, 8)
+    return x, x
+
+
+def test_a_trial_depends_on_its_seed_alone_and_leaves_the_global_random_state():
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first = run_trial(lambda seed: Noisy(), noise, 0.05, steps=20, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(6)
+    assert run_trial(lambda seed: Noisy(), noise, 0.05, steps=20, seed=1) == first
+    assert run_trial(lambda seed: Noisy(), noise, 0.05, steps=20, seed=2) != first
+
+
+def test_dropout_at_a_tiny_learning_rate_does_not_count_as_divergence():
+    trials = [run_trial(lambda seed: Noisy(), noise, 1e-5, steps=30, seed=seed) for seed in range(12)]
+    assert not any(trial.diverged for trial in trials)
+
+
+class Strict(nn.Module):
+    """Refuses what is not finite, as some losses and networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self) -> torch.Tensor:
+        if not (value := 10 * self.w.square()).isfinite():
+            raise FloatingPointError("the output is not finite")
+        return value
+
+
+def test_an_error_of_a_run_that_diverges_is_divergence():
+    found = stable_learning_rate(lambda seed: Strict(), no_batch, steps=400, seeds=[0], loss=itself)
+    low, high = found.brackets[0]
+    assert low <= 0.1 <= high  # 10·w² is stable up to 2/20
+
+
+def test_an_output_of_another_shape_than_the_target_is_refused():
+    with pytest.raises(ScaleLongError, match=r"\(16, 1\).*\(16,\)"):
+        stable_learning_rate(lambda seed: nn.Linear(4, 1), lambda seed, step: (torch.ones(16, 4), torch.ones(16)))
+
+
 @pytest.mark.parametrize("edge", [1e-7, 0.003, 40.0])
 def test_bisection_closes_in_on_any_edge(edge):
     trials = list(bisect(lambda lr: Trial(lr, 0, 1.0, 2.0 if lr > edge else 0.5, 1), 0.01, 1.05))
@@ -98,6 +153,15 @@ def test_wrong_arguments_are_refused():
         stable_learning_rate(parabola, no_batch, optimizer="adam")
     with pytest.raises(ScaleLongError, match="seeds"):
         stable_learning_rate(parabola, no_batch, seeds=[])
+    with pytest.raises(ScaleLongError, match="seeds"):
+        stable_learning_rate(parabola, no_batch, seeds=3)
+    for start in (0.0, -1.0, 1e7):
+        with pytest.raises(ScaleLongError, match="start"):
+            stable_learning_rate(parabola, no_batch, start=start)
+    with pytest.raises(ScaleLongError, match="requires a gradient"):
+        stable_learning_rate(lambda seed: nn.Identity(), no_batch)
+    with pytest.raises(ScaleLongError, match="--scalings"):
+        cells(["eq3"], ["sgd"], [], [2], 10)
     with pytest.raises(ScaleLongError, match=r"tolerance.*1\.0"):
         stable_learning_rate(parabola, no_batch, tolerance=1.0)
     with pytest.raises(UnknownNameError, match="eq4"):
@@ -134,10 +198,31 @@ def test_theory_predicts_a_larger_frontier_for_smaller_sums_of_squares():
 def test_an_interrupted_study_resumes_without_training_twice(tmp_path):
     study = cells(["eq3"], ["sgd"], [NoScaling(), ConstantScaling(0.5)], [3], 12)
     rows = measure_frontier(study, [0], tmp_path, 1)
+    assert rows.failures == []
     lines = (tmp_path / TRIALS).read_text().splitlines(keepends=True)
     (tmp_path / TRIALS).write_text("".join(lines[:-3]) + lines[-3][:20])  # torn in the middle of a line
     assert measure_frontier(study, [0], tmp_path, 1) == rows
     assert len((tmp_path / TRIALS).read_text().splitlines()) == len(lines) + 1  # the torn line stays
+
+
+def test_damaged_trials_run_again(tmp_path):
+    study = cells(["eq3"], ["sgd"], [NoScaling()], [2], 10)
+    found = measure_frontier(study, [0], tmp_path, 1)
+    rows = [json.loads(line) for line in (tmp_path / TRIALS).read_text().splitlines()]
+    for row, damage in zip(rows, ({"result": None}, {"result": {"lr": 1}}, {"key": [1]}, {"result": 3}), strict=False):
+        row |= damage
+    rows[-1]["result"]["final"] = "0.5"
+    (tmp_path / TRIALS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert measure_frontier(study, [0], tmp_path, 1) == found
+
+
+def test_a_search_that_finds_nothing_is_named_and_the_others_are_kept(tmp_path):
+    study = cells(["eq3"], ["sgd"], [NoScaling(), UniformScaling(1e5)], [3, 3], 10)
+    assert len(study) == 2
+    found = measure_frontier(study, [0], tmp_path, 1)
+    assert [row.cell.scaling for row in found.rows] == [NoScaling()]
+    (failure,) = found.failures
+    assert failure.startswith("eq3, sgd, uniform-100000, N = 3, seed 0: the network diverges at every learning rate")
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -29,7 +29,7 @@ def frontier(
         bool, Option("--sensitivity", help="Train on a grid of learning rates over three decades instead of a search.")
     ] = False,
     largest: Annotated[float, Option(help="The largest learning rate of --sensitivity.")] = 1.0,
-    jobs: Annotated[int | None, Option(help="Runs in parallel. Default: one per CPU core.")] = None,
+    jobs: Annotated[int | None, Option(min=1, help="Runs in parallel. Default: one per CPU core.")] = None,
     out: Annotated[Path, Option(help="Folder of the trials; the same command resumes.")] = Path("runs/frontier"),
     figure: Figure = None,
     json: Json = False,
@@ -47,20 +47,20 @@ def frontier(
 
       scalelong frontier --sensitivity --skips 12 --figure sensitivity.png
     """
-    from scalelong.errors import invalid
+    from scalelong.errors import InvalidValueError, invalid
     from scalelong.experiments.frontier_study import GRID, cells, measure_frontier, measure_sensitivity
     from scalelong.experiments.plan import parse_seeds
     from scalelong.experiments.scheduler import usable_cores
     from scalelong.report.figures import draw_frontier, draw_sensitivity, save_figure
-    from scalelong.scaling import parse_scaling
+    from scalelong.scaling import parse_scaling, split_scalings
 
     check_figure(figure)
-    if not largest > 0:
+    if not 0 < largest < float("inf"):
         raise invalid("--largest", "a number > 0", largest)
     numbers = comma_words(skips)
     if not numbers or not all(word.isdecimal() for word in numbers):
         raise invalid("--skips", "integers >= 1, such as 6,12", skips)
-    specs = [parse_scaling(word) for word in comma_words(scalings)]
+    specs = [parse_scaling(word) for word in split_scalings(scalings)]
     study = cells(comma_words(network), comma_words(optimizer), specs, [int(word) for word in numbers], steps)
     chosen, workers = parse_seeds(seeds), jobs or usable_cores()
     if sensitivity:
@@ -69,10 +69,16 @@ def frontier(
             save_figure(draw_sensitivity(result), figure)
         _print_sensitivity(result, len(chosen)) if not json else echo_json({"sensitivity": result})
     else:
-        rows = measure_frontier(study, chosen, out, workers)
-        if figure is not None:
+        found = measure_frontier(study, chosen, out, workers)
+        rows, failures = found.rows, found.failures
+        if figure is not None and rows:
             save_figure(draw_frontier(rows), figure)
-        _print_frontier(rows, len(chosen)) if not json else echo_json({"frontier": [row.to_dict() for row in rows]})
+        if json:
+            echo_json({"frontier": [row.to_dict() for row in rows], "failures": failures})
+        elif rows:
+            _print_frontier(rows, len(chosen))
+        if failures:
+            raise InvalidValueError("; ".join(failures))
     if figure is not None and not json:
         typer.echo(f"figure: {figure}")
 
@@ -95,13 +101,16 @@ def _print_frontier(rows: list[Row], seeds: int) -> None:
                 [*cells, f"{row.predicted:.2f}×" if row.predicted is not None else "–"][: 5 if predicted else 4]
             )
         title = (
-            f"{network}, {optimizer}: the largest learning rate that trains, {own[0].cell.steps} steps, {seeds} seeds"
+            f"{network}, {optimizer}: the largest learning rate that trains, {own[0].cell.steps} steps, "
+            f"{seeds} seed{'' if seeds == 1 else 's'}"
         )
         columns = ("N", "scaling", "frontier", "against none", "Theorem 3.3")[: 5 if predicted else 4]
         print_table(title, columns, table, left=2, wrap=False)
     print_lines([
         "geometric means over seeds with their 95 % interval; ratios are paired by seed",
         f"each search ends within {TOLERANCE - 1:.0%} of the frontier; intervals do not contain that",
+        "a search takes for granted that what diverges at one learning rate diverges at every larger one"
+        + ("; with adamw it may train again" if any(row.cell.optimizer == "adamw" for row in rows) else ""),
     ])  # fmt: skip
 
 

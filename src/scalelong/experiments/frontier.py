@@ -2,7 +2,8 @@
 
 A run *diverges* if its loss or a weight stops being finite, or if its mean loss over the last tenth of the steps is
 above that of the untrained network on the same batches. Adam hides the size of gradients, which the paper's theorems
-are about; plain SGD does not, so its frontier shows what a scaling does to them.
+are about; plain SGD does not, so its frontier shows what a scaling does to them. A search takes for granted that what
+diverges at one learning rate diverges at every larger one. That holds for SGD; with Adam, a larger one may train again.
 """
 
 import math
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalelong.errors import InvalidValueError, invalid, unknown
+from scalelong.errors import InvalidValueError, invalid, require, unknown
 from scalelong.experiments.statistics import mean_interval
 
 MakeNet = Callable[[int], nn.Module]  # seed -> an untrained network
@@ -74,56 +75,79 @@ class StableLearningRate:
 
 def mse(output: Any, target: Tensor) -> Tensor:
     """Mean squared error of a tensor, or of the `.sample` of a diffusers output."""
-    return (getattr(output, "sample", output) - target).square().mean()
+    output = getattr(output, "sample", output)
+    if output.shape != target.shape:
+        raise invalid("the target of a batch", f"the output's shape {tuple(output.shape)}", tuple(target.shape))
+    return (output - target).square().mean()
 
 
 def run_trial(
     make_net: MakeNet, make_batch: MakeBatch, lr: float, *,
     optimizer: str = "sgd", steps: int = 300, seed: int = 0, loss: Loss = mse,
 ) -> Trial:  # fmt: skip
-    """Train a new network for `steps` steps at a constant learning rate."""
-    net = make_net(seed)
-    stepper = _optimizer(optimizer)([p for p in net.parameters() if p.requires_grad], lr=lr)
-    window = max(1, steps // 10)
+    """Train a new network for `steps` steps at a constant learning rate.
 
-    def batch_loss(step: int) -> Tensor:
-        *inputs, target = make_batch(seed, step)
-        return loss(net(*inputs), target)
+    Random numbers depend on (seed, step) alone, dropout's included; the global random state is left as it was.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
+        torch.manual_seed(seed)
+        net = make_net(seed)
+        trained = [p for p in net.parameters() if p.requires_grad]
+        if not trained:
+            raise InvalidValueError("the network of make_net has no parameter that requires a gradient")
+        stepper, window = _optimizer(optimizer)(trained, lr=lr), max(1, steps // 10)
 
-    with torch.no_grad():
-        initial = math.fsum(batch_loss(step).item() for step in range(steps - window, steps)) / window
-    if not math.isfinite(initial):
-        raise InvalidValueError(f"the untrained network's loss is {initial}; its learning rate cannot be searched")
-    last = []
-    for step in range(steps):
-        value = batch_loss(step)
-        if not math.isfinite(value.item()):
-            return Trial(lr, seed, initial, None, step)
-        last.append(value.item())
-        stepper.zero_grad()
-        value.backward()
-        stepper.step()
-    if not all(p.isfinite().all() for p in net.parameters()):
-        return Trial(lr, seed, initial, None, steps)
-    return Trial(lr, seed, initial, math.fsum(last[-window:]) / window, steps)
+        def batch_loss(step: int) -> Tensor:
+            torch.manual_seed(((seed << 32) + step + 1) % 2**63)
+            *inputs, target = make_batch(seed, step)
+            return loss(net(*inputs), target)
+
+        with torch.no_grad():
+            initial = _mean([batch_loss(step).item() for step in range(steps - window, steps)])
+        if not math.isfinite(initial):
+            raise InvalidValueError(f"the untrained network's loss is {initial}; its learning rate cannot be searched")
+        last = []
+        for step in range(steps):
+            try:
+                value = batch_loss(step)
+            except Exception:
+                if step and (last[-1] > initial or not _is_finite(net)):  # some losses refuse what is not finite
+                    return Trial(lr, seed, initial, None, step)
+                raise
+            if not math.isfinite(value.item()):
+                return Trial(lr, seed, initial, None, step)
+            last.append(value.item())
+            stepper.zero_grad()
+            value.backward()
+            stepper.step()
+        final = _mean(last[-window:]) if _is_finite(net) else math.inf
+    return Trial(lr, seed, initial, final if math.isfinite(final) else None, steps)
+
+
+def _is_finite(net: nn.Module) -> bool:
+    return all(bool(p.isfinite().all()) for p in net.parameters())
+
+
+def _mean(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.inf
 
 
 def bisect(run: Callable[[float], Trial], start: float, tolerance: float = TOLERANCE) -> Iterator[Trial]:
-    """Yield trials until the largest learning rate that trains and the smallest that diverges are `tolerance` apart.
-
-    It assumes that a network which diverges at one learning rate diverges at every larger one.
-    """
+    """Yield trials until the largest learning rate that trains and the smallest that diverges are `tolerance` apart."""
     trial = run(start)
     yield trial
     factor = 1 / EXPAND if trial.diverged else EXPAND
     first, lr = trial.diverged, start
     while trial.diverged == first:
-        lr *= factor
-        if not RANGE[0] < lr < RANGE[1]:
+        if not RANGE[0] < lr * factor < RANGE[1]:
             raise InvalidValueError(
                 f"the network {'diverges' if first else 'trains'} at every learning rate from {start:g} to {lr:g}; "
                 "the frontier is outside the range of the search"
             )
+        lr *= factor
         trial = run(lr)
         yield trial
     low, high = (lr, lr * EXPAND) if first else (lr / EXPAND, lr)
@@ -147,8 +171,11 @@ def stable_learning_rate(
 ) -> StableLearningRate:
     """Find the largest learning rate at which a network still trains, by bisection over short runs.
 
+    What diverges at one learning rate is taken to diverge at every larger one; with Adam that need not hold.
+
     Args:
-        make_net: Builds an untrained network from a seed. Scale it here: `lambda seed: apply(MyUNet(), scaling)`.
+        make_net: Builds an untrained network; torch's generator is seeded with `seed` before the call. Scale it here:
+            `lambda seed: apply(MyUNet(), scaling)`.
         make_batch: (seed, step) → the arguments of the network's call and, last, the target. The same numbers must
             give the same batch, so that all learning rates train on the same data.
         optimizer: "sgd", "momentum" (SGD with momentum 0.9) or "adamw".
@@ -172,16 +199,20 @@ def stable_learning_rate(
         >>> largest(scalelong.ConstantScaling(0.5)) > largest(scalelong.NoScaling())
         True
     """
-    if steps < 1:
+    if type(steps) is not int or steps < 1:
         raise invalid("steps", "an integer >= 1", steps)
     if not tolerance > 1:
         raise invalid("tolerance", "a number > 1", tolerance)
     _optimizer(optimizer)
-    seeds = list(seeds)
-    if not seeds:
-        raise invalid("seeds", "one or more integers", seeds)
+    start = START[optimizer] if start is None else start
+    if not RANGE[0] < start < RANGE[1]:
+        raise invalid("start", f"a learning rate between {RANGE[0]:g} and {RANGE[1]:g}", start)
+    if not isinstance(seeds, Iterable) or not (seeds := list(dict.fromkeys(seeds))):
+        raise invalid("seeds", "one or more integers, such as range(3)", seeds)
+    if len(seeds) > 1:
+        require("scipy.special", "train", "confidence intervals")
     options = {"optimizer": optimizer, "steps": steps, "loss": loss}
-    search = partial(_search, make_net, make_batch, start or START[optimizer], tolerance, options)
+    search = partial(_search, make_net, make_batch, start, tolerance, options)
     return summarize(trial for trials in parallel(search, seeds, jobs) for trial in trials)
 
 
@@ -195,7 +226,8 @@ def summarize(trials: Iterable[Trial]) -> StableLearningRate:
         brackets[seed] = trained, min(trial.lr for trial in own if trial.diverged)
     logs = mean_interval([math.log(trained) for trained, _ in brackets.values()])
     low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
-    return StableLearningRate(math.exp(logs.mean), low, high, brackets, trials)
+    mean = math.exp(logs.mean) if len(brackets) > 1 else next(iter(brackets.values()))[0]
+    return StableLearningRate(mean, low, high, brackets, trials)
 
 
 def lr_sensitivity(losses: Mapping[float, float], initial: float) -> float:
@@ -222,7 +254,10 @@ def parallel(run: Callable[[Any], Any], items: Sequence[Any], jobs: int) -> Iter
 def _search(
     make_net: MakeNet, make_batch: MakeBatch, start: float, tolerance: float, options: dict[str, Any], seed: int
 ) -> list[Trial]:
-    return list(bisect(partial(run_trial, make_net, make_batch, seed=seed, **options), start, tolerance))
+    try:
+        return list(bisect(partial(run_trial, make_net, make_batch, seed=seed, **options), start, tolerance))
+    except InvalidValueError as error:
+        raise InvalidValueError(f"seed {seed}: {error}") from None
 
 
 def _optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:

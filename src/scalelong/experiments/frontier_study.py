@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scalelong import counter
-from scalelong.errors import ScalingWarning, invalid, unknown
+from scalelong.errors import InvalidValueError, ScalingWarning, invalid, unknown
 from scalelong.experiments.frontier import (
     START,
     StableLearningRate,
@@ -166,6 +166,9 @@ class Cell:
             [self.network, self.optimizer, self.scaling.to_dict(), self.skips, self.steps], sort_keys=True
         )
 
+    def __str__(self) -> str:
+        return f"{self.network}, {self.optimizer}, {self.scaling.label}, N = {self.skips}"
+
     def trial(self, seed: int, lr: float) -> Trial:
         make_net = partial(build_network, self.network, self.skips, self.scaling)
         return run_trial(make_net, digits_batch, lr, optimizer=self.optimizer, steps=self.steps, seed=seed)
@@ -192,7 +195,10 @@ class Row:
 def cells(
     networks: Sequence[str], optimizers: Sequence[str], scalings: Sequence[Scaling], skips: Sequence[int], steps: int
 ) -> list[Cell]:
-    """All combinations, checked by building every network once."""
+    """All combinations, each once, checked by building every network once."""
+    for option, values in (("--network", networks), ("--optimizer", optimizers), ("--scalings", scalings)):
+        if not values:
+            raise invalid(option, "one or more names, comma-separated", "")
     for network in networks:
         if network not in NETWORKS:
             raise unknown("network", network, NETWORKS)
@@ -202,22 +208,34 @@ def cells(
     for n in skips:
         if n < 1:
             raise invalid("--skips", "integers >= 1", n)
-    made = [Cell(*choice, steps) for choice in product(networks, optimizers, scalings, skips)]
+    made = list(dict.fromkeys(Cell(*choice, steps) for choice in product(networks, optimizers, scalings, skips)))
     for network, n, scaling in dict.fromkeys((c.network, c.skips, c.scaling) for c in made):
         build_network(network, n, scaling, 0)
     return made
 
 
-def measure_frontier(study: Sequence[Cell], seeds: Sequence[int], out: Path, jobs: int) -> list[Row]:
+@dataclass(frozen=True)
+class Frontiers:
+    """The rows of a study, and the cells without one: a sentence each on the search that found no frontier."""
+
+    rows: list[Row]
+    failures: list[str]
+
+
+def measure_frontier(study: Sequence[Cell], seeds: Sequence[int], out: Path, jobs: int) -> Frontiers:
     """Search the frontier of every cell and seed. Trials are appended to OUT/trials.jsonl; a second call resumes."""
     out.mkdir(parents=True, exist_ok=True)
     tasks = [(cell, seed) for seed in seeds for cell in study]
     found: dict[Cell, list[Trial]] = defaultdict(list)
+    failed: dict[Cell, str] = {}
     searches = parallel(partial(_search, TrialFile(out / TRIALS)), tasks, jobs)
-    for (cell, _), trials in zip(tasks, track(searches, "searching", len(tasks)), strict=True):
-        found[cell] += trials
-    frontiers = {cell: summarize(trials) for cell, trials in found.items()}
-    return [_row(cell, frontiers) for cell in study]
+    for (cell, seed), trials in zip(tasks, track(searches, "searching", len(tasks)), strict=True):
+        if isinstance(trials, str):
+            failed.setdefault(cell, f"{cell}, seed {seed}: {trials}")
+        else:
+            found[cell] += trials
+    frontiers = {cell: summarize(trials) for cell, trials in found.items() if cell not in failed}
+    return Frontiers([_row(cell, frontiers) for cell in study if cell in frontiers], list(failed.values()))
 
 
 def measure_sensitivity(
@@ -238,7 +256,8 @@ def measure_sensitivity(
             lr_sensitivity({lr: loss[s] for lr, loss in zip(rates, losses, strict=True)}, initial[s]) for s in seeds
         ]
         rows.append({
-            "network": cell.network, "optimizer": cell.optimizer, "label": cell.scaling.label, "skips": cell.skips,
+            "network": cell.network, "optimizer": cell.optimizer, "label": cell.scaling.label,
+            "scaling": cell.scaling.to_dict(), "skips": cell.skips,
             "steps": cell.steps, "lr": list(rates), "loss": [math.fsum(x.values()) / len(x) for x in losses],
             "diverged": [sum(t.diverged for t in by_rate[lr]) for lr in rates],
             "sensitivity": asdict(mean_interval(each)),
@@ -274,12 +293,29 @@ def _same_setting(a: Cell, b: Cell) -> bool:
     return (a.network, a.optimizer, a.skips, a.steps) == (b.network, b.optimizer, b.skips, b.steps)
 
 
-def _search(trials: TrialFile, task: tuple[Cell, int]) -> list[Trial]:
+def _search(trials: TrialFile, task: tuple[Cell, int]) -> list[Trial] | str:
+    """The trials of one search, or why it found no frontier."""
     cell, seed = task
-    return list(bisect(lambda lr: _run(trials, (cell, seed, lr)), START[cell.optimizer]))
+    try:
+        return list(bisect(lambda lr: _run(trials, (cell, seed, lr)), START[cell.optimizer]))
+    except InvalidValueError as error:
+        return str(error)
 
 
 def _run(trials: TrialFile, task: tuple[Cell, int, float]) -> Trial:
     """Run a trial, or take it from an earlier call."""
     cell, seed, lr = task
-    return Trial(**trials.run(f"{cell.key} seed {seed} lr {lr!r}", lambda: asdict(cell.trial(seed, lr))))
+    key = f"{cell.key} seed {seed} lr {lr!r}"
+    if not _is_trial(trials.finished.get(key)):
+        trials.finished.pop(key, None)
+    return Trial(**trials.run(key, lambda: asdict(cell.trial(seed, lr))))
+
+
+def _is_trial(result: Any) -> bool:
+    """Whether a line of a trials file is whole."""
+    kinds = {"lr": float, "seed": int, "initial": float, "final": float | None, "steps": int}
+    return (
+        isinstance(result, dict)
+        and result.keys() == kinds.keys()
+        and all(isinstance(result[key], kind) for key, kind in kinds.items())
+    )

@@ -17,7 +17,9 @@ class TrialFile:
             with open(path, "ab") as file:  # close a line that a kill cut short, so that the next one starts anew
                 file.write(b"\n")
         rows = (row for block in json_line_blocks(path) for row in block)
-        self.finished: dict[str, Any] = {row["key"]: row["result"] for row in rows if {"key", "result"} <= row.keys()}
+        self.finished: dict[str, Any] = {
+            row["key"]: row["result"] for row in rows if isinstance(row.get("key"), str) and "result" in row
+        }
 
     def run(self, key: str, trial: Callable[[], Any]) -> Any:
         """Return the result of an earlier call, or run the trial and append its JSON-ready result."""

@@ -184,6 +184,9 @@ def draw_frontier(rows: Sequence[Row]) -> Figure:
             if predicted and not line[0].cell.scaling.is_identity:
                 ax.plot(*zip(*predicted, strict=True), "x--", color=color, lw=1)
         _ticks(ax, sorted({row.cell.skips for row in own}))
+        rates = [low for row in own for low, _ in row.frontier.brackets.values()]
+        if max(rates) < 2 * min(rates):  # a log axis of almost no range has no ticks
+            ax.set_ylim(min(rates) / 2, 2 * max(rates))
         ax.set(title=f"{', '.join(setting)}", xlabel="long skips N", ylabel="largest learning rate that trains")
         ax.legend(fontsize=8)
     figure.suptitle("Stability frontier (dots: seeds; dashed: Theorem 3.3's ratio)")
