@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scalelong.experiments.statistics import Estimate
 from scalelong.paper.judge import AGREES, DISAGREES, NO_VERDICT, OPEN, Claim, Region, above, below
-from scalelong.paper.norms import resampled_ratio
+from scalelong.paper.norms import SIZES, resampled_ratio
 
 
 def judge(estimate, region):
@@ -68,8 +68,8 @@ def test_the_ratio_of_means_is_found_again_by_resampling():
     import numpy as np
 
     rng = np.random.default_rng(3)
-    small = dict(enumerate(rng.normal(5, 0.5, 400)))
-    large = dict(enumerate(rng.normal(10, 1.0, 400)))
+    small = dict(enumerate(rng.normal(5, 0.5, (400, 1))))
+    large = dict(enumerate(rng.normal(10, 1.0, (400, 1))))
     found = resampled_ratio(small, large)
     assert found.mean == pytest.approx(np.mean(list(small.values())) / np.mean(list(large.values())))
     assert found.low < 0.5 < found.high
@@ -77,9 +77,20 @@ def test_the_ratio_of_means_is_found_again_by_resampling():
     assert np.log(found.high / found.low) == pytest.approx(2 * 1.96 * np.sqrt(2 * 0.01 / 400), rel=0.25)
 
 
+def test_the_ratio_of_bands_is_that_of_the_root_mean_squares():
+    import numpy as np
+
+    rng = np.random.default_rng(3)
+    wide, narrow = (dict(enumerate(rng.normal(0, sigma, (400, 2)))) for sigma in (3.0, 1.0))
+    found = resampled_ratio(wide, narrow, SIZES["absolute"])
+    rms = [np.sqrt(np.mean(np.square(list(side.values())), axis=0)) for side in (wide, narrow)]
+    assert found.mean == pytest.approx(np.sqrt(np.prod(rms[0] / rms[1])))
+    assert found.low < 3 < found.high
+
+
 def test_equal_runs_have_a_ratio_of_one_and_too_few_looks_none():
-    norms = {k: 5 + (-1.0) ** k for k in range(20)}
+    norms = {k: [5 + (-1.0) ** k] for k in range(20)}
     same = resampled_ratio(norms, norms)
     assert (same.mean, same.low, same.high) == (1.0, 1.0, 1.0)
-    assert resampled_ratio({0: 1.0}, {0: 2.0}) is None
+    assert resampled_ratio({0: [1.0]}, {0: [2.0]}) is None
     assert resampled_ratio({}, norms) is None

@@ -255,7 +255,9 @@ def page(results: Sequence[Results]) -> str:
         folder = plan.folder.as_posix()
         command = f"`scalelong campaign {folder}` {'runs the rest' if one.missing else 'ran them'}."
         parts.append(f"## {plan.title}\n\n{plan.question}\n\n**State:** {one.state} {command}")
-        parts.append(f"Plan, stated before the runs: [`{folder}/plan.toml`](../{folder}/plan.toml).")
+        parts.append(
+            f"Plan: [`{folder}/plan.toml`](../{folder}/plan.toml), stated before the runs; its head has any amendment."
+        )
         for name, title in FIGURES.items():
             if (plan.folder / name).exists():
                 parts.append(f"![{title}](../{folder}/{name})")
@@ -334,15 +336,15 @@ def _corners(results: Results) -> list[str]:
     if not judged:
         return []
     rule = f"The 95 % interval of the validation loss excludes 1 in {{}} of {len(judged)} comparisons below"
-    chance = f"(about {len(judged) / 20:.0f} would by chance)"
+    chance = f"({len(judged) / 20:.2g} expected by chance)"
     found = results.corners()
     if not found:
-        return [f"{rule.format('none')} {chance}: no scaling helps or hurts in any corner."]
+        return [f"{rule.format('none')} {chance}."]
     rows = [
         [scaling, " ".join(corner), _cell(losses[corner][scaling]), _cell(norms[corner][scaling]), f"**{verdict}**"]
         for (corner, scaling), verdict in found.items()
     ]
-    table = _table(["scaling", "corner", "validation loss (EMA)", "norm at the outer joins", ""], rows)
+    table = _table(["scaling", "level", "validation loss (EMA)", "norm at the outer joins", ""], rows)
     return [f"{rule.format(len(found))} {chance}:", table]
 
 

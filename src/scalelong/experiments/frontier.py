@@ -106,7 +106,7 @@ def run_trial(
             initial = _mean([batch_loss(step).item() for step in range(steps - window, steps)])
         if not math.isfinite(initial):
             raise InvalidValueError(f"the untrained network's loss is {initial}; its learning rate cannot be searched")
-        last = []
+        last: list[float] = []
         for step in range(steps):
             try:
                 value = batch_loss(step)

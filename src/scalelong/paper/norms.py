@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from scalelong._text import with_interval
 from scalelong.experiments.comparison import outer_and_inner
-from scalelong.experiments.statistics import CONFIDENCE, Estimate, paired_ratio
+from scalelong.experiments.statistics import CONFIDENCE, Estimate
 from scalelong.paper.drawing import color, label
 from scalelong.paper.judge import LESS, Outcome, Table, means_table
 from scalelong.paper.study import Trained
@@ -21,9 +23,13 @@ if TYPE_CHECKING:
 RESAMPLES = 2000
 BLOCK = 5  # snapshots; the autocorrelation of neighbours is up to 0.5
 PAIRS = (("cs", "none"), ("ls", "none"), ("uniform", "none"), ("cs", "uniform"), ("ls", "uniform"))
-MEASURES = {
-    "norm": "norm of features", "absolute": "absolute oscillation of features",
-}  # fmt: skip
+MEASURES = {"norm": "norm of features", "absolute": "absolute oscillation of features"}
+BY_JOIN = {
+    "norm": "norm of h_i over no scaling's",
+    "growth": "growth of the norm of h_i minus no scaling's",
+    "absolute_oscillation": "absolute oscillation of h_i over no scaling's",
+    "relative_oscillation": "relative oscillation of h_i (ours) over no scaling's",
+}
 MEANING = (
     "Norm: ‖h_i‖ on training batches, mean over the last tenth of training; h_i is what long skip i joins (i = N: the "
     "middle block's output). Absolute oscillation: root mean square of ‖h_i‖ around its smoothed curve over the second "
@@ -50,8 +56,9 @@ def figure_1(studies: Sequence[Trained], size: str) -> Outcome:
                    ("feature_oscillation", "relative oscillation (ours)"),
                    ("gradient_oscillation", "of the gradient (ours)")]  # fmt: skip
         outcome.tables.append(means_table(trained, columns, "none"))
-        by_join = ratios_by_join(trained)
-        outcome.tables.append(_join_table(trained, by_join))
+        by_join = trained.by_join("norm")
+        for key, title in BY_JOIN.items():
+            outcome.tables.append(_join_table(f"{trained.title}: {title}", trained.by_join(key), key))
         outcome.data["panels"].append(
             _panel(trained) | {"by_join": {v: [e and e.mean for e in row] for v, row in by_join.items()}}
         )
@@ -68,48 +75,61 @@ def figure_12(studies: Sequence[Trained], size: str) -> Outcome:
     outcome = Outcome(notes=[note, MEANING])
     for trained in studies:
         outcome.data["panels"].append(_panel(trained))
-        columns = [("norm_outer", "norm, outer joins"), ("norm_inner", "norm, inner joins")]
+        columns = [("norm_outer", "norm, outer joins"), ("norm_inner", "inner joins")]
+        columns += [("absolute_outer", "absolute oscillation, outer joins"), ("absolute_inner", "inner joins")]
         outcome.tables.append(means_table(trained, columns, "none"))
         baseline = trained.norms("none")
         for variant in filter(None, map(trained.named, ("cs", "ls"))):
             for seed, own in trained.norms(variant).items():
-                for side, joins in outer_and_inner(len(own["norm"])).items() if seed in baseline else ():
-                    ratio = resampled_ratio(_late(own, joins), _late(baseline[seed], joins))
-                    text = f"seed {seed}: {label(variant)} lowers the norm at the {side} joins"
-                    quantity = f"norm at the {side} joins, {label(variant)} / no scaling, seed {seed}"
-                    outcome.claim(trained, text, quantity, LESS, ratio)
+                for (key, what), (side, joins) in product(MEASURES.items(), outer_and_inner(len(own["norm"])).items()):
+                    if seed in baseline:
+                        ratio = resampled_ratio(_late(own, joins, key), _late(baseline[seed], joins, key), SIZES[key])
+                        text = f"seed {seed}: {label(variant)} lowers the {what} at the {side} joins"
+                        quantity = f"{what} at the {side} joins, {label(variant)} / no scaling, seed {seed}"
+                        outcome.claim(trained, text, quantity, LESS, ratio)
     return outcome
 
 
-def ratios_by_join(trained: Trained) -> dict[str, list[Estimate | None]]:
-    """variant → ratio of its norm ‖h_i‖ to the unscaled network's, for every join."""
-    base = trained.norms("none")
-    found = {}
-    for variant in trained.variants:
-        own = trained.norms(variant)
-        count = min((len(norms["norm"]) for norms in (*own.values(), *base.values())), default=0)
-        found[variant] = [
-            paired_ratio(*({seed: norms["norm"][i] or 0.0 for seed, norms in side.items()} for side in (own, base)))
-            for i in range(count)
-        ]
-    return {variant: row for variant, row in found.items() if variant != "none" and any(row)}
+def _join_table(title: str, estimates: dict[str, list[Estimate | None]], key: str) -> Table:
+    """Estimates join by join, with a verdict where the interval decides: Fig. 1 predicts less than no scaling."""
+    count = max(map(len, estimates.values()), default=0)
+    edge = 0.0 if key == "growth" else 1.0
+    rows = [[label(variant), *(_cell(e, edge) for e in row)] for variant, row in estimates.items()]
+    return Table(title, ["variant", *(f"i = {k + 1}" for k in range(count))], rows)
 
 
-def _join_table(trained: Trained, ratios: dict[str, list[Estimate | None]]) -> Table:
-    count = max(map(len, ratios.values()), default=0)
-    rows = [
-        [label(variant), *("–" if e is None else with_interval(e.mean, e.low, e.high) for e in row)]
-        for variant, row in ratios.items()
-    ]
-    return Table(
-        f"{trained.title}: norm of h_i over no scaling's", ["variant", *(f"i = {k + 1}" for k in range(count))], rows
-    )
+def _cell(estimate: Estimate | None, edge: float) -> str:
+    if estimate is None:
+        return "–"
+    text = with_interval(estimate.mean, estimate.low, estimate.high)
+    if estimate.low is None or estimate.high is None or estimate.low <= edge <= estimate.high:
+        return text
+    return f"{text} **{'agrees' if estimate.high < edge else 'disagrees'}**"
 
 
-def resampled_ratio(own: dict[int, float], baseline: dict[int, float]) -> Estimate | None:
-    """Return mean(own)/mean(baseline) with its 95 % bootstrap percentile interval over the steps that both have.
+Rows = npt.NDArray[np.float64]
 
-    Blocks of BLOCK successive steps, which may wrap around, are resampled: norms of neighbours are correlated.
+
+def _mean_norm(rows: Rows) -> Rows:  # (…, steps, joins) -> (…)
+    """Mean over steps of the geometric mean over joins."""
+    return np.asarray(np.exp(np.log(rows).mean(-1)).mean(-1))
+
+
+def _band(rows: Rows) -> Rows:  # (…, steps, joins) -> (…)
+    """Geometric mean over joins of the root mean square over steps."""
+    return np.asarray(np.exp(np.log(np.square(rows).mean(-2)).mean(-1) / 2))
+
+
+SIZES = {"norm": _mean_norm, "absolute": _band}
+
+
+def resampled_ratio(
+    own: dict[int, list[float]], baseline: dict[int, list[float]], size: Callable[[Rows], Rows] = _mean_norm
+) -> Estimate | None:
+    """Return size(own)/size(baseline) with its 95 % bootstrap percentile interval over the steps that both have.
+
+    Values are step → one per join. Blocks of BLOCK successive steps, which may wrap around, are resampled: norms of
+    neighbours are correlated.
     """
     shared = sorted(own.keys() & baseline.keys())
     if len(shared) < 8:
@@ -117,18 +137,20 @@ def resampled_ratio(own: dict[int, float], baseline: dict[int, float]) -> Estima
     a, b = (np.array([side[step] for step in shared]) for side in (own, baseline))
     starts = np.random.default_rng(0).integers(0, len(shared), (RESAMPLES, -(-len(shared) // BLOCK), 1))
     picks = ((starts + np.arange(BLOCK)) % len(shared)).reshape(RESAMPLES, -1)[:, : len(shared)]
-    ratios = a[picks].mean(1) / b[picks].mean(1)
+    ratios = size(a[picks]) / size(b[picks])
     low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Estimate(float(a.mean() / b.mean()), float(low), float(high), len(shared))
+    return Estimate(float(size(a) / size(b)), float(low), float(high), len(shared))
 
 
-def _late(norms: dict[str, Any], joins: Sequence[int]) -> dict[int, float]:
-    """Return step → geometric mean of ‖h_i‖ over joins, over the last fifth of training."""
+def _late(norms: dict[str, Any], joins: Sequence[int], key: str) -> dict[int, list[float]]:
+    """Return step → ‖h_i‖ at every join (key "norm") or its distance to the smoothed curve ("absolute"), over the last
+    fifth of training.
+    """
     late = {}
-    for step, row in zip(norms["steps"], norms["raw"], strict=True):
-        values = [row[i - 1] for i in joins]
-        if step >= 0.8 * norms["steps"][-1] and all(values):
-            late[step] = float(np.exp(np.mean(np.log(values))))
+    for step, row, smooth in zip(norms["steps"], norms["raw"], norms["smooth"], strict=True):
+        values = [(row[i - 1], smooth[i - 1]) for i in joins]
+        if step >= 0.8 * norms["steps"][-1] and all(norm and curve for norm, curve in values):
+            late[step] = [norm if key == "norm" else norm - curve for norm, curve in values]
     return late
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelong.experiments.campaign import PLAN, read_plan
 from scalelong.experiments.campaign_results import Results, measures_of
-from scalelong.experiments.comparison import RunMeasures, measure_run, ranking_loss
+from scalelong.experiments.comparison import Comparison, RunMeasures, measure_run, ranking_loss
 from scalelong.experiments.plan import DistanceSpec, Variant, check_variants, plan
 from scalelong.experiments.statistics import Estimate, acceleration, paired_ratio
 from scalelong.experiments.worker import is_finished
@@ -154,8 +154,15 @@ class Trained:
     def _curves(self, variant: str, key: str) -> dict[int, Series]:
         return {run.seed: run.curves.get(key, EMPTY) for run in self.of(variant)}
 
+    def by_join(self, quantity: str) -> dict[str, list[Estimate | None]]:
+        """Return variant → a quantity of ‖h_i‖ over the unscaled network's (of growth: minus), for every join."""
+        names = sorted(self.variants, key=lambda name: name != "none")
+        study = self.study
+        comparison = Comparison(self.runs, names, preset=study.preset, steps=study.steps, seeds=study.seeds)
+        return comparison.pointwise("backbone", quantity)
+
     def norms(self, variant: str) -> dict[int, dict[str, Any]]:
-        """Return norms and oscillation of h_1 … h_N by seed, of the runs that have a stability log: see `norms_of`."""
+        """Return norms and oscillations of h_1 … h_N by seed, of the runs that have a stability log: see `norms_of`."""
         return {run.seed: run.norms["backbone"] for run in self.of(variant) if "backbone" in run.norms}
 
 

@@ -202,6 +202,8 @@ class EmaConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
+    """Checkpoints, from which a run resumes."""
+
     every: int = 500  # steps between two checkpoints
     keep: int = 2  # number of checkpoints to keep
 

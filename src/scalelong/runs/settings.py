@@ -23,9 +23,9 @@ from scalelong.scaling import specs
 
 HEADER = """# Settings
 
-Set any of them with `--set KEY=VALUE` (repeatable), with `--config FILE`, or with `override(config, {KEY: VALUE})` in
-Python. The defaults below are those of a config; every preset changes some of them. `scalelong presets NAME --yaml`
-prints a complete, commented file to start from.
+Set any of them with `--set KEY=VALUE` (repeatable), with `--config FILE`, or (those of the scaling excepted) with
+`override(config, {KEY: VALUE})` in Python. The defaults below are those of a config; every preset changes some of them.
+`scalelong presets NAME --yaml` prints a complete, commented file to start from.
 
 This page is generated from `src/scalelong/runs/config.py`: `python -m scalelong.runs.settings > docs/settings.md`."""
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -190,7 +190,8 @@ def page() -> str:
     for kind, (spec, _) in specs._REGISTRY.items():
         if kind != spec.kind:  # an alias
             continue
-        lines += [f"| `{kind}` | `scaling.{field.name}` | {_default(field)} |" for field in dataclasses.fields(spec)]
+        own = [field for field in dataclasses.fields(spec) if field.init]
+        lines += [f"| `{kind}` | `scaling.{field.name}` | {_default(field)} |" for field in own]
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scalelong.errors import InvalidValueError, ScalingWarning, UnsupportedNetworkError, invalid, unknown
@@ -264,7 +264,7 @@ class ExplicitScaling(FixedScaling):
         (1.0, 0.7, 0.0)
     """
 
-    values: tuple[float, ...]
+    values: tuple[float, ...] = field(init=False)
     kind: ClassVar[str] = "explicit"
     argument: ClassVar[str | None] = "coefficients"
     example: ClassVar[str] = "1,0.7,0.5"

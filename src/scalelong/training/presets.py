@@ -78,7 +78,7 @@ def choose(
         word is not None and ":" in word and isinstance(own_kappa, float)
     ):  # cs:0.5 is the same config as cs with kappa=0.5
         config = replace(config, kappa=own_kappa)
-    hints, names = typing.get_type_hints(type(spec)), [f.name for f in fields(spec)]
+    hints, names = typing.get_type_hints(type(spec)), [f.name for f in fields(spec) if f.init]
     for key, text in own.items():
         field = key.removeprefix("scaling.")
         if field not in names:
