@@ -3,12 +3,13 @@
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from scalelong._text import with_interval
 from scalelong.evaluation.evaluate import stored_metrics
-from scalelong.experiments.comparison import Comparison
-from scalelong.experiments.statistics import Estimate, change, difference, statistics_note
+from scalelong.experiments.comparison import PARTS, Comparison
+from scalelong.experiments.statistics import change, difference, statistics_note
 from scalelong.report.findings import Findings
 from scalelong.report.markup import Child, Markup, element
 from scalelong.report.pictures import Pictures, Sheet
@@ -49,11 +50,12 @@ NORM_CURVES = (
     "layer it plots.",
 )  # fmt: skip
 POINTWISE = {
-    "norm": "Norm, ratio",
-    "growth": "Growth of the norm, difference",
-    "absolute_oscillation": "Absolute oscillation, ratio",
-    "relative_oscillation": "Relative oscillation (ours), ratio",
+    "norm": "norm",
+    "growth": "growth, difference",
+    "absolute_oscillation": "absolute oscillation",
+    "relative_oscillation": "relative oscillation (ours)",
 }
+TEXTS = {key: difference if key == "growth" else change for key in POINTWISE}
 SKIPS = [
     ("kappa", "κᵢ by skip",
      "At the end of training. Shaded: κ^(i−1) for κ from 0.5 to 0.95, the range that Section 4.1 gives CS (Fig. 7). "
@@ -247,25 +249,22 @@ def norms(drawn: Collection[str], views: Sequence[RunView], comparison: Comparis
 
 
 def _pointwise(comparison: Comparison, views: Sequence[RunView]) -> Markup | None:
-    """Norm, growth and oscillations of every join and block against the baseline, one table each."""
+    """Norm, growth and oscillations of every join and block against the baseline, one table per variant."""
     blocks: list[str] = next((run.norms["blocks_names"] for run in comparison.runs if run.norms), [])
+    found = {(part, key): comparison.pointwise(part, key) for part in PARTS for key in POINTWISE}
     tables = []
-    for key, title in POINTWISE.items():
+    for variant in comparison.variants[1:]:
         rows = []
-        for part, symbol in (("backbone", "‖h_{}‖"), ("blocks", "{}")):
-            found = comparison.pointwise(part, key)
-            for k in range(max(map(len, found.values()), default=0)):
-                cells = [_estimate(found.get(name, []), k, key) for name in comparison.variants[1:]]
-                rows.append(Row(symbol.format(k + 1 if part == "backbone" else blocks[k]), cells))
-        columns = [(name, [view for view in views if view.label == name]) for name in comparison.variants[1:]]
-        tables += [element("h3", title), table(columns, rows, title)] if rows else []
+        for part in PARTS:
+            own = [found[part, key].get(variant, []) for key in POINTWISE]
+            for k, estimates in enumerate(zip_longest(*own)):
+                texts = ["–" if e is None else TEXTS[key](e) for key, e in zip(POINTWISE, estimates, strict=True)]
+                rows.append(Row(f"‖h_{k + 1}‖" if part == "backbone" else blocks[k], texts))
+        members = [view for view in views if view.label == variant]
+        columns = [(title, members) for title in POINTWISE.values()]
+        tables += [table(columns, rows, f"{variant} against {comparison.baseline}", variant)] if rows else []
     summary = element("summary", f"Every join and block against {comparison.baseline}")
     return element("details", summary, tables, class_="print") if tables else None
-
-
-def _estimate(row: Sequence[Estimate | None], k: int, key: str) -> str:
-    estimate = row[k] if k < len(row) else None
-    return "–" if estimate is None else difference(estimate) if key == "growth" else change(estimate)
 
 
 def _alarms(views: Sequence[RunView]) -> Markup | None:
