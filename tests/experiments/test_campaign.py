@@ -356,7 +356,7 @@ def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_
     assert exponents["depth"]["cs:0.5"].mean == pytest.approx(math.log2(0.8 / 0.5))
     assert exponents["batch"]["cs:0.5"].mean == pytest.approx(0)
     assert list(draw_campaign(Results(plan))) == ["effects.png"]
-    assert "by factor level" in page([Results(plan)])
+    assert "Norm at the outer joins by level" in page([Results(plan)])
     assert "| cs:0.5 | 4 | 0 | 4 |" in page([Results(plan)])
     assert "| depth | 0.6781 [0.6781, 0.6781] |" in page([Results(plan)])
     assert Results(plan).corners() == {(("depth", "12"), "cs:0.5"): "helps"}

@@ -263,19 +263,7 @@ def page(results: Sequence[Results]) -> str:
                 parts.append(f"![{title}](../{folder}/{name})")
         parts += _tuning(one) + _final(one)
         parts += _corners(one) if one.designed else []
-        for key, title in EFFECTS.items() if one.designed else ():
-            effects = one.effects(key)
-            scalings = list(effects["all", "settings"])
-            rows = [
-                [f"{factor} {level}", *map(_cell, cells.values())]
-                for (factor, level), cells in effects.items()
-                if any(cells.values())
-            ]
-            if rows:
-                parts += [f"{title}, variant over no scaling, by factor level:", _table(["", *scalings], rows)]
-            rows = [[factor, *(_cell(cells.get(s)) for s in scalings)] for factor, cells in one.exponents(key).items()]
-            if rows:
-                parts += ["The exponent p of this ratio in a factor, ratio ∝ level^p:", _table(["", *scalings], rows)]
+        parts += _effects(one) if one.designed else []
         if not one.designed and (joins := one.joins()):
             parts.append("Norm ‖h_i‖ at the end, against the baseline of the same seed (95 % interval), join by join:")
             columns = ["arm", *(f"i = {i + 1}" for i in range(max(map(len, joins.values()))))]
@@ -287,6 +275,27 @@ def page(results: Sequence[Results]) -> str:
             ]
             parts.append(_table(["arm", "claim", "measured", "verdict"], rows))
     return "\n\n".join(parts) + "\n"
+
+
+def _effects(results: Results) -> list[str]:
+    """Of a designed experiment: every measure over all settings, and folded away by level with the exponents."""
+    effects = {key: results.effects(key) for key in EFFECTS}
+    effects = {key: table for key, table in effects.items() if any(any(cells.values()) for cells in table.values())}
+    scalings = list(next(iter(effects.values()), {("all", "settings"): {}})["all", "settings"])
+    rows = [[EFFECTS[key], *map(_cell, table["all", "settings"].values())] for key, table in effects.items()]
+    parts = ["All settings, variant over no scaling:", _table(["", *scalings], rows)] if rows else []
+    for key, table in effects.items():
+        rows = [
+            [f"{factor} {level}", *map(_cell, cells.values())]
+            for (factor, level), cells in table.items()
+            if any(cells.values()) and factor != "all"
+        ]
+        fold = [f'<details markdown="1"><summary>{EFFECTS[key]} by level</summary>', _table(["", *scalings], rows)]
+        rows = [[factor, *(_cell(cells.get(s)) for s in scalings)] for factor, cells in results.exponents(key).items()]
+        if rows:
+            fold += ["The exponent p of this ratio in a factor, ratio ∝ level^p:", _table(["", *scalings], rows)]
+        parts += [*fold, "</details>"]
+    return parts
 
 
 def _tuning(results: Results) -> list[str]:

@@ -87,37 +87,36 @@ def _curves(results: Results) -> Figure:
 
 
 def _effects(results: Results) -> Figure:
-    """Variant over no scaling at every level of every factor, with 95 % intervals over settings."""
-    tables = {title: results.effects(key) for key, title in EFFECTS.items()}
+    """Variant over no scaling at every level, one panel per measure, with 95 % intervals over settings."""
+    tables = {title: results.effects(key) for key, title in EFFECTS.items() if key != "headroom"}
     tables = {title: table for title, table in tables.items() if any(any(cells.values()) for cells in table.values())}
-    factors = list(dict.fromkeys(factor for table in tables.values() for factor, _ in table))
-    figure = new_figure(2.4 * len(factors), 2.6 * len(tables))
-    grid = figure.subplots(len(tables), len(factors), squeeze=False, sharey="row")
-    for (row, (title, table)), (column, factor) in product(enumerate(tables.items()), enumerate(factors)):
-        ax = grid[row, column]
-        levels = [level for own, level in table if own == factor]
-        scalings = list(table[factor, levels[0]])
+    corners = list(next(iter(tables.values())))
+    scalings = list(next(iter(tables.values()))[corners[0]])
+    breaks = [k for k in range(1, len(corners)) if corners[k][0] != corners[k - 1][0]]
+    figure = new_figure(2.6 * len(tables) + 1.4, (0.14 * len(scalings) + 0.16) * len(corners) + 1.2)
+    grid = figure.subplots(1, len(tables), squeeze=False, sharey=True)[0]
+    for ax, (title, table) in zip(grid, tables.items(), strict=True):
         for k, (scaling, color) in enumerate(zip(scalings, cycle(colors()[1:]), strict=False)):
-            points = [(x, e) for x, level in enumerate(levels) if (e := table[factor, level][scaling]) is not None]
+            points = [(y, e) for y, corner in enumerate(corners) if (e := table[corner][scaling]) is not None]
             if points:
-                xs = [x + 0.12 * (k - (len(scalings) - 1) / 2) for x, _ in points]
+                ys = [y + 0.7 * ((k + 0.5) / len(scalings) - 0.5) for y, _ in points]
                 low, high = ([getattr(e, end) or e.mean for _, e in points] for end in ("low", "high"))
-                ax.vlines(xs, low, high, color=color, lw=1)
-                ax.plot(xs, [e.mean for _, e in points], "o", ms=4, color=color, label=scaling)
-        ax.axhline(1, color="k", lw=0.6)
-        ax.set_xlim(-0.6, len(levels) - 0.4)
-        ax.set_xticks(range(len(levels)), levels, fontsize=8)
+                ax.hlines(ys, low, high, color=color, lw=1.2)
+                ax.plot([e.mean for _, e in points], ys, "o", ms=4, color=color, label=scaling)
+        ax.axvline(1, color="k", lw=0.8)
+        for y in breaks:
+            ax.axhline(y - 0.5, color="0.85", lw=0.8)
+        ax.set_yticks(range(len(corners)), [" ".join(corner) for corner in corners])
+        ax.set_ylim(len(corners) - 0.5, -0.5)
         if _spread(table) > 5:  # then 1, 2 and 5 give two ticks at least
-            ax.set_yscale("log")
-            ax.locator_params(axis="y", subs=(1, 2, 5))
+            ax.set_xscale("log")
+            ax.locator_params(axis="x", subs=(1, 2, 5), numticks=6)
             ax.minorticks_off()
-            ax.yaxis.set_major_formatter("{x:g}")
-        ax.tick_params(axis="y", labelsize=7)
-        if row == 0:
-            ax.set_title(factor, fontsize=9)
-        if column == 0:
-            ax.set_ylabel(title, fontsize=8)
-    grid[0, 0].legend(fontsize=7)
+            ax.xaxis.set_major_formatter("{x:g}")
+        else:
+            ax.locator_params(axis="x", nbins=4)
+        ax.set_title(title, fontsize=10)
+    grid[0].legend(fontsize=9, loc="best")
     figure.suptitle(f"{results.plan.title}: variant over no scaling")
     return figure
 
