@@ -104,10 +104,11 @@ def _print_frontier(rows: list[Row], seeds: int) -> None:
             f"{network}, {optimizer}: the largest learning rate that trains, {own[0].cell.steps} steps, "
             f"{seeds} seed{'' if seeds == 1 else 's'}"
         )
-        columns = ("N", "scaling", "frontier", "against none", "Theorem 3.3")[: 5 if predicted else 4]
+        columns = ("N", "scaling", "frontier", "against none", "predicted")[: 5 if predicted else 4]
         print_table(title, columns, table, left=2, wrap=False)
     print_lines([
         "geometric means over seeds with their 95 % interval; ratios are paired by seed",
+        *(["predicted: by the mean field of Theorem 3.3"] if any(row.predicted is not None for row in rows) else []),
         f"each search ends within {TOLERANCE - 1:.0%} of the frontier; intervals do not contain that",
         "a search takes for granted that what diverges at one learning rate diverges at every larger one"
         + ("; with adamw it may train again" if any(row.cell.optimizer == "adamw" for row in rows) else ""),

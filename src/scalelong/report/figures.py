@@ -168,7 +168,7 @@ def _robustness_bounds(ax: Axes, report: TheoryReport) -> None:
 
 
 def draw_frontier(rows: Sequence[Row]) -> Figure:
-    """The frontier against N, one panel per network and optimizer; dashed: Theorem 3.3's ratio to the unscaled run."""
+    """The frontier against N, one panel per network and optimizer; dashed: the predicted ratio to the unscaled run."""
     settings = list(dict.fromkeys((row.cell.network, row.cell.optimizer) for row in rows))
     figure = new_figure(5.2 * len(settings), 4.2)
     for ax, setting in zip(figure.subplots(1, len(settings), squeeze=False).flat, settings, strict=True):
@@ -189,7 +189,7 @@ def draw_frontier(rows: Sequence[Row]) -> Figure:
             ax.set_ylim(min(rates) / 2, 2 * max(rates))
         ax.set(title=f"{', '.join(setting)}", xlabel="long skips N", ylabel="largest learning rate that trains")
         ax.legend(fontsize=8)
-    figure.suptitle("Stability frontier (dots: seeds; dashed: Theorem 3.3's ratio)")
+    figure.suptitle("Stability frontier (dots: seeds; dashed: mean field of Theorem 3.3)")
     return figure
 
 
