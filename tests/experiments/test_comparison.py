@@ -145,7 +145,7 @@ def test_a_variant_that_never_reaches_the_value_is_noted_with_a_bound():
     slow = run("cs", 0, curve=(1.0, 0.9, 0.8))
     comparison = Comparison([run("none", 0), slow], ["none", "cs"], preset="digits", steps=3, seeds=[0])
     assert comparison.row("cs").sooner["val_loss"].factor is None
-    assert comparison.table()[-1][2][1] == ("below 1.00×", "reached in 0 of 1")
+    assert comparison.table()[-1][2][1] == ("not reached", "reached in 0 of 1, below 1.00")
 
 
 def costly(variant, seconds, other):

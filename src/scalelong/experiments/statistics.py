@@ -125,12 +125,7 @@ class Acceleration:
     def texts(self) -> tuple[str, str]:
         """1.31× and [1.10, 1.55], or a bound and in how many seeds the value was reached."""
         if self.factor is None:
-            most = "never" if not self.reached else "–"
-            lost = f", {self.failed} became non-finite" if self.failed else ""
-            return (
-                most if self.at_most is None else f"below {self.at_most:.2f}×",
-                f"reached in {self.reached} of {self.seeds}{lost}",
-            )
+            return "–" if self.reached else "not reached", self.bound
         mean, low, high = self.factor.mean, self.factor.low, self.factor.high
         return f"{mean:.2f}×", "" if low is None else f"[{low:.2f}, {high:.2f}]"
 
