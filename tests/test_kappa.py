@@ -17,6 +17,7 @@ from scipy import integrate, optimize, stats
 
 import scalelong
 from scalelong import ConstantScaling, NoScaling, UniformScaling
+from scalelong import kappa as kappa_module
 from scalelong.errors import DataError, InvalidValueError, ScalingWarning, UnknownNameError
 from scalelong.kappa import choose_kappa, estimate_kappa, histogram, sample_ratios
 from scalelong.scaling.specs import kappa_notices
@@ -79,9 +80,46 @@ def test_the_pixel_histogram_agrees_with_numpy(as_float):
     x = images / 127.5 - 1
     pixels = torch.tensor(x, dtype=torch.float32).permute(0, 3, 1, 2) if as_float else images
     found = estimate_kappa(pixels, num_skips=6, samples=100).pixel_histogram
-    values = pixels.numpy().ravel()[::16] if as_float else x.ravel()
+    values = pixels.numpy().ravel()[::17] if as_float else x.ravel()
     counts, _ = np.histogram(values, np.linspace(-1, 1, 65))
     assert found.counts == tuple(counts)
+
+
+@pytest.mark.parametrize("width", [8, 16, 17, 32])
+def test_the_pixel_histogram_of_floats_sees_every_column(width):
+    row = torch.linspace(-1, 1, width)
+    found = estimate_kappa(row.expand(64, 1, width, width).clone(), num_skips=6, samples=100).pixel_histogram
+    counts, _ = np.histogram(row.numpy(), np.linspace(-1, 1, 65))
+    assert [count > 0 for count in found.counts] == [count > 0 for count in counts]
+
+
+def test_quantiles_are_torchs():
+    values = torch.rand(1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = torch.quantile(values, torch.tensor(kappa_module.LEVELS, dtype=torch.float64)).tolist()
+    assert kappa_module._quantiles(values) == pytest.approx(expected)
+
+
+def test_only_floats_are_asked_for_another_range():
+    bright = torch.randint(200, 256, (16, 8, 8, 3), dtype=torch.uint8)
+    assert estimate_kappa(bright, num_skips=6, samples=50).notices == ()
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_pictures_of_more_than_eight_bits_are_refused(mode):
+    with pytest.raises(InvalidValueError, match=f"8 bits per channel.*{mode}"):
+        estimate_kappa([Image.new(mode, (8, 8))], num_skips=6, samples=10)
+
+
+def test_rows_of_a_dataset_may_hold_pictures():
+    pictures = [Image.fromarray(image) for image in some_images(n=8)]
+    rows = [{"label": 3, "image": picture} for picture in pictures]
+    assert estimate_kappa(rows, 6, samples=50).mean_ratio == estimate_kappa(pictures, 6, samples=50).mean_ratio
+
+
+def test_a_mean_ratio_below_one_is_named_as_such():
+    *_, recommended, reason = choose_kappa(0.41, 6)
+    assert "1 (the mean ratio 0.41 is less)" in reason
+    assert scalelong.kappa.cs_sum(recommended, 6) == pytest.approx(5**0.5, rel=0.02)
 
 
 def test_lemma_3_2_on_uniform_pixels():

@@ -65,6 +65,13 @@ def test_a_unets_convolutions_have_their_roles():
     assert {row.role for row in table.rows if row.name.endswith("conv1.weight")} == {"hidden"}
 
 
+def test_a_scaling_whose_weights_were_measured_has_roles():
+    net = UViT(8, 4, embed_dim=32, depth=4, num_heads=2)
+    example = (torch.randn(2, 3, 8, 8), torch.full((2,), 500.0))
+    scalelong.apply(net, scalelong.NormScaling(init="identity"), example=example)
+    assert {row.name for row in mup.roles(net, base_width=16).rows} == dict(net.named_parameters()).keys()
+
+
 def test_factors_follow_the_exponents_at_four_times_the_base_width():
     table, width = mup.roles(uvit(256), base_width=64), 4
     hidden, entry, output = (table[n] for n in ("mid_block.mlp.fc1.weight", "pos_embed", "decoder_pred.weight"))

@@ -192,8 +192,7 @@ def estimate_kappa(
     ratios = sample_ratios(images, source, samples, seed, latents, progress)
     mean, mean_alpha_bar = float(ratios.ratio.mean()), float(ratios.alpha_bar.mean())
     low, high, recommended, reason = choose_kappa(mean, num_skips)
-    quantiles = torch.quantile(ratios.ratio, torch.tensor(LEVELS, dtype=torch.float64)).tolist()
-    notices = _data_notices(ratios, latents)
+    notices = _data_notices(ratios, latents or "uint8" in str(images.dtype))
     for notice in notices:
         if notice.text == ZERO_TO_ONE:
             warnings.warn(notice.text, ScalingWarning, stacklevel=2)
@@ -206,7 +205,7 @@ def estimate_kappa(
         mean_ratio=mean,
         ratio_of_means=ratios.mean_target / mean_input if (mean_input := float(ratios.input_norm.mean())) else math.inf,
         share_below_5=float((ratios.ratio < UPPER).to(torch.float64).mean()),
-        quantiles=dict(zip(LEVELS, quantiles, strict=True)),
+        quantiles=dict(zip(LEVELS, _quantiles(ratios.ratio), strict=True)),
         histogram=histogram(ratios.ratio, 0.0, 10.0, 100),
         mean_input_norm=float(ratios.input_norm.mean()),
         lemma_input_norm=ratios.mean_noise + mean_alpha_bar / 3,  # Lemma 3.2; E x_0² = 1/3 for uniform pixels
@@ -225,11 +224,19 @@ def estimate_kappa(
     )
 
 
-def _data_notices(ratios: Ratios, latents: bool) -> tuple[Notice, ...]:
+def _quantiles(values: Tensor) -> list[float]:
+    """The LEVELS of any number of values; torch.quantile takes 16 million."""
+    ordered = values.sort().values
+    at = torch.tensor(LEVELS, dtype=torch.float64) * (len(ordered) - 1)
+    low, high = ordered[at.floor().long()], ordered[at.ceil().long()]
+    return torch.where(low == high, low, low + (high - low) * (at - at.floor())).tolist()
+
+
+def _data_notices(ratios: Ratios, any_range: bool) -> tuple[Notice, ...]:
     texts = []
     if ratios.smallest == ratios.largest:
         texts.append(f"every pixel is {ratios.smallest:.3g}: the images are constant")
-    elif ratios.smallest >= 0 and not latents:
+    elif ratios.smallest >= 0 and not any_range:
         texts.append(ZERO_TO_ONE)
     if not bool(torch.isfinite(ratios.ratio).all()):
         texts.append("some x_t are exactly zero, so their ratio is infinite")
@@ -282,7 +289,7 @@ def sample_ratios(
     eps = z.square()
     if m > 1:
         with torch.random.fork_rng(devices=[]):  # torch's gamma sampler takes no generator
-            torch.random.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             eps += torch.distributions.Chi2(torch.tensor(m - 1.0, dtype=torch.float64)).sample((samples,))  # now ‖ε‖²
     second_moment = float(energy.mean() / m)
     if isinstance(source, (str, Interpolant)):
@@ -344,11 +351,12 @@ def _energies(
 
 
 def _pixel_counts(raw: Tensor) -> Tensor:
-    """Counts below −1, in PIXEL_BINS bins of [−1, 1], and above 1: of every byte, or of every 16th float."""
+    """Counts below −1, in PIXEL_BINS bins of [−1, 1], and above 1: of every byte, or of about every 16th float."""
     if raw.dtype == torch.uint8:  # four levels per bin
         levels = torch.bincount(raw.flatten(), minlength=256)
         return torch.nn.functional.pad(levels.view(PIXEL_BINS, -1).sum(1), (1, 1))
-    part = histogram(raw.flatten()[::16].double(), -1.0, 1.0, PIXEL_BINS)
+    stride = next(k for k in (17, 19, 23, 1) if all(size % k for size in raw.shape[1:]) or k == 1)  # sees every column
+    part = histogram(raw.flatten()[::stride].double(), -1.0, 1.0, PIXEL_BINS)
     return torch.tensor([part.below, *part.counts, part.above])
 
 
@@ -383,15 +391,26 @@ def _source(objective: str | Objective, process: Any) -> tuple[Any, str, str]:
     return _Table(process), "custom ᾱ", "eps"
 
 
+def _picture(item: Any) -> Any:
+    """Return a PIL image, itself or in a row of a dataset; None if there is none."""
+    values = item.values() if isinstance(item, Mapping) else item if isinstance(item, (list, tuple)) else (item,)
+    return next((value for value in values if hasattr(value, "tobytes") and hasattr(value, "convert")), None)
+
+
 def _as_array(images: Any, samples: int) -> Any:
     """Return an array or tensor as it is; stack PIL images; read the batches of a DataLoader."""
-    if hasattr(images, "shape") or isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
+    if (hasattr(images, "shape") and hasattr(images, "dtype")) or isinstance(images, (str, bytes)):
+        return images
+    if not isinstance(images, Iterable):
         return images
     batches: list[Tensor] = []
     for item in images:
-        if hasattr(item, "tobytes") and hasattr(item, "convert"):  # a PIL image
-            item = item if item.mode in ("L", "RGB") else item.convert("RGB")
-            batch = torch.frombuffer(bytearray(item.tobytes()), dtype=torch.uint8).view(1, item.height, item.width, -1)
+        if (picture := _picture(item)) is not None:
+            if picture.mode.startswith(("I", "F")):
+                raise invalid("a PIL image", "8 bits per channel", f"mode {picture.mode!r}", "pass an array in [-1, 1]")
+            picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+            pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+            batch = pixels.view(1, picture.height, picture.width, -1)
         else:
             tensors = list(_tensors(item))  # text tokens (n, l, d) may stand before the images
             found = next((x for least in (4, 3) for x in tensors if x.ndim >= least), None)
@@ -401,7 +420,7 @@ def _as_array(images: Any, samples: int) -> Any:
             batch = found if found.ndim > 3 else found[None]
         if batches and batch.shape[1:] != batches[0].shape[1:]:
             sizes = f"{tuple(batches[0].shape[1:])} and {tuple(batch.shape[1:])}"
-            raise DataError(f"all images must have one size, got {sizes}; resize them as for training")
+            raise DataError(f"all images must have one size and mode, got {sizes}; prepare them as for training")
         batches.append(batch.detach().cpu())
         seen = sum(map(len, batches))
         if seen >= samples or seen * batch[0].numel() >= 1 << 27:

@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 from scalelong.errors import InvalidValueError, invalid
-from scalelong.skips import apply, parameters
-from scalelong.skips.application import unwrapped
+from scalelong.skips import parameters
+from scalelong.skips.application import apply_quietly, unwrapped
 from scalelong.skips.hooks import scaling_of
 
 ABC = {"input": (0.0, 0.0, 0.0), "hidden": (0.0, 0.5, 1.0), "output": (1.0, 0.0, 0.0), "finite": (0.0, 0.0, 0.0)}
@@ -333,4 +333,4 @@ def _doubled(root: nn.Module) -> nn.Module:
     scaler = scaling_of(root)
     with torch.device("meta"):
         other = cls(**config)
-        return other if scaler is None else apply(other, scaler.spec)
+        return other if scaler is None else apply_quietly(other, scaler.spec.built)

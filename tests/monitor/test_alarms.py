@@ -7,7 +7,7 @@ import pytest
 import torch
 from loops import batch, small_uvit, train
 
-from scalelong import Alarm, ConstantScaling, Limits, StabilityMonitor
+from scalelong import Alarm, ConstantScaling, Limits, StabilityMonitor, StackedUNet
 from scalelong.errors import InvalidValueError
 from scalelong.kappa import choose_kappa, sum_of_squares
 from scalelong.monitor.alarms import advice, find
@@ -240,7 +240,7 @@ def test_a_large_oscillation_from_the_start_raises_an_alarm():
 
 
 def test_advice_states_the_sums_of_theorem_3_1():
-    text = advice("oscillation", 2, [1.0] * 6, None)
+    text = advice("oscillation", None, 2, [1.0] * 6, None)
     recommended = choose_kappa(PAPER_MEAN, 6)[2]
     then = sum_of_squares(ConstantScaling(recommended).coefficients(6), 3)
     assert "Σκ_j² over j > 2, here 4;" in text
@@ -249,24 +249,39 @@ def test_advice_states_the_sums_of_theorem_3_1():
 
 def test_advice_does_not_recommend_the_scaling_in_use():
     recommended = choose_kappa(PAPER_MEAN, 6)[2]
-    text = advice("gradient", 1, ConstantScaling(recommended).coefficients(6), recommended)
+    text = advice("gradient", 1, None, ConstantScaling(recommended).coefficients(6), recommended)
     assert "ConstantScaling" not in text
     assert "learning rate" in text
 
 
 def test_advice_mentions_skips_that_are_almost_cut():
     kappas = ConstantScaling(0.99).coefficients(12)
-    assert "almost cuts" in advice("ratio", 3, [0.5**k for k in range(12)], 0.5)
-    assert "almost cuts" not in advice("ratio", 3, kappas, 0.99)
+    assert "almost cuts" in advice("ratio", 3, 3, [0.5**k for k in range(12)], 0.5)
+    assert "almost cuts" not in advice("ratio", 3, 3, kappas, 0.99)
 
 
 @pytest.mark.parametrize("kind", ["nonfinite", "oscillation", "gradient", "loss", "ratio"])
 @pytest.mark.parametrize("coefficients", [[], [1.0], [1.0] * 6, [0.0] * 3])
 @pytest.mark.parametrize("skip", [None, 1, 6])
 def test_every_case_has_advice(kind, coefficients, skip):
-    text = advice(kind, skip, coefficients, None)
-    assert text.endswith(".")
-    assert "nan" not in text
+    for hidden in (None, 0, skip):
+        text = advice(kind, skip, hidden, coefficients, None)
+        assert text.endswith(".")
+        assert "nan" not in text
+
+
+def test_a_point_knows_which_feature_of_eq_3_it_is():
+    points = find_points(StackedUNet(8, 3))
+    found = {(point.module, point.skip): point.hidden for point in points.all[points.start("backbone") :]}
+    names = {point.name: point.hidden for point in points.all}
+    assert [names[f"the backbone at the join of long skip {i} (decoders.{i - 1})"] for i in (1, 2, 3)] == [1, 2, 3]
+    assert [names[f"the output of decoders.{i - 1}, which consumes long skip {i}"] for i in (1, 2, 3)] == [0, 1, 2]
+    assert [found[f"decoders.{k}", None] for k in range(3)] == [0, 1, 2]
+    assert found["encoders.0", None] is found["middle", None] is None
+    assert all(point.hidden is None for point in points.all[: points.start("backbone")])  # the encoder's features
+    text = advice("oscillation", 1, 0, [1.0, 0.5, 0.5], None)
+    assert "‖h_0‖² is proportional to Σκ_j² over j > 0, here 1.5" in text
+    assert "does not bound" in advice("oscillation", 2, None, [1.0] * 3, None)
 
 
 @pytest.mark.parametrize(("name", "value"), [("growth", 0), ("spike", -1.0), ("looks", 1), ("oscillation", "much")])

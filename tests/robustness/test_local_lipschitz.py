@@ -16,6 +16,7 @@ from scalelong import (
     UniformScaling,
     UViT,
     apply,
+    build_unet,
     compose,
 )  # fmt: skip
 from scalelong.robustness import local_lipschitz
@@ -134,3 +135,18 @@ def test_skips_that_cannot_be_separated_are_noted():
     assert result.blocks is None
     assert result.log10_bound is None
     assert "spectral_norm" in result.note
+
+
+def test_a_factor_inside_the_block_has_no_bound_of_theorem_3_4():
+    """after_norm: κ_i is part of b_i, so a sum over κ_i·M_0^i would count it twice."""
+    net = build_unet(
+        "cifar10", sample_size=8, in_channels=1, out_channels=1, block_out_channels=(16, 16), norm_num_groups=4,
+        layers_per_block=1, down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
+        add_attention=False,
+    ).eval()  # fmt: skip
+    x, t = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([500])
+    assert local_lipschitz(net, x, t).log10_bound is not None
+    inside = local_lipschitz(apply(net, UniformScaling(0.1), placement="after_norm"), x, t)
+    assert inside.log10_bound is inside.exceeded is None
+    assert "after_norm" in inside.note
+    assert len(inside.blocks) == 4

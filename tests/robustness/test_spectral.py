@@ -19,6 +19,12 @@ def test_the_norm_of_a_matrix_is_its_largest_singular_value():
     assert result.value == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-6)
 
 
+def test_inference_mode_changes_nothing():
+    with torch.inference_mode():
+        found = spectral_norm(lambda v: 2 * v, torch.ones(3))
+    assert found.value == pytest.approx(2)
+
+
 @pytest.mark.parametrize("network", ["convolution", "stacked", "attention"])
 def test_the_norm_of_a_network_equals_that_of_its_whole_jacobian(network):
     torch.manual_seed(0)

@@ -252,3 +252,10 @@ def test_measured_features_and_gradients_agree_with_the_mean_field(init, scaling
     predicted = torch.tensor(gradient_path_sums(kappas, init, depth, sum(ratios) / seeds))
     error = gradients.std(0) / math.sqrt(seeds)
     assert ((gradients.mean(0) - predicted).abs() < 4 * error + 0.1 * predicted).all()
+
+
+@pytest.mark.filterwarnings("ignore:kappa = 1.3 is greater than 1")
+def test_orders_follow_the_direction_of_cs_also_above_one():
+    for kappa in (0.7, 1.3):
+        assert bounds.orders(ConstantScaling(kappa), 6)[0] == "O(κ^{2i} m)"
+        assert bounds.orders(ConstantScaling(kappa, reverse=True), 6)[0] == "O(κ² m)"

@@ -109,3 +109,12 @@ def test_coefficients_of_reads_the_scaling_of_the_network():
 def test_a_batch_raises():
     with pytest.raises(InvalidValueError, match=r"\(8,\).*\(2, 8\)"):
         measure_robustness(StackedUNet(8, 2), torch.randn(2, 8))
+
+
+def test_a_negative_coefficient_counts_by_its_size():
+    net, x = StackedUNet(6, 2, scaling=ExplicitScaling([1.0, -0.5])).double(), torch.ones(6, dtype=torch.float64)
+    found = measure_robustness(net, x)
+    positive = measure_robustness(apply(net, ExplicitScaling([1.0, 0.5]), replace=True), x)
+    assert found.coefficients == (1.0, -0.5)
+    assert found.network <= math.exp(found.log_certified) * 1.001
+    assert positive.coefficients == (1.0, 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 import os
 import sys
 from collections.abc import Container, Iterable, Sequence
@@ -172,8 +173,16 @@ def start(
 
 
 def echo_json(value: Any) -> None:
-    """Print `value` as one line of JSON."""
-    typer.echo(json_module.dumps(value, ensure_ascii=False))
+    """Print `value` as one line of JSON; numbers that are not finite become null."""
+    typer.echo(json_module.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_figure(path: Path | None) -> None:

@@ -127,7 +127,7 @@ def build_network(network: str, skips: int, scaling: Scaling, seed: int) -> nn.M
     """Build an untrained network; all scalings of one seed share its weights. The global random state is restored."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", ScalingWarning)  # skips that are almost cut are part of the study
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return apply(NETWORKS[network](skips, seed), scaling)
 
 

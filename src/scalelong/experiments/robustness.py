@@ -143,7 +143,7 @@ def measure_run_robustness(
     return Robustness(
         run=run.name, step=run.step, scaling=run.config.scaling.to_dict(),
         objective=objective.name, images=len(batch.x_0), seed=seed,
-        edges=edges, sensitivity=tuple(sensitivity), lipschitz=tuple(lipschitz), points=points,
+        edges=edges, sensitivity=tuple(sensitivity), lipschitz=tuple(lipschitz), points=min(points, len(batch.x_0)),
         distances=tuple(distances), metric=metric, samples=samples if distances else 0,
         notes=(f"images of the {split} split", *dict.fromkeys(one.note for one in lipschitz if one.note)),
     )  # fmt: skip

@@ -64,6 +64,7 @@ class Alarm:
         module: The module it is at.
         what: What is wrong there.
         skip: Index of the long skip, if the alarm is at one.
+        hidden: i, if the alarm is about h_i of the paper's Eq. 3.
         times: The range of timesteps in which it is worst, if known.
         value: The measured value.
         reference: The value it is compared with.
@@ -87,6 +88,7 @@ class Alarm:
     value: float | None = None
     reference: float | None = None
     advice: str = ""
+    hidden: int | None = None
 
     def __str__(self) -> str:
         times = "" if self.times is None else f", worst at timesteps {self.times[0]:g} to {self.times[1]:g}"
@@ -104,7 +106,9 @@ class Alarm:
         """
         if not is_new:
             return {"kind": self.kind, "module": self.module, "since": self.since}
-        values = {k: v for k, v in asdict(self).items() if v not in (None, "") and k not in ("what", "advice")}
+        values = {
+            k: v for k, v in asdict(self).items() if v not in (None, "") and k not in ("what", "advice", "hidden")
+        }
         values |= {key: rounded(values[key]) for key in ("value", "reference") if key in values}
         return {**values, "text": str(self)}
 
@@ -158,7 +162,10 @@ def _oscillation(layout: Layout, limits: Limits, entry: Entry, window: Window, e
     if followed is not None and spreads is not None:
         times = _worst_bin(edges, spreads[layout.size :].view(-1, layout.bins)[followed - 1])
     reference = before if math.isfinite(before) else None
-    return Alarm("oscillation", entry["step"], entry["step"], point.module, what, point.skip, times, value, reference)
+    step = entry["step"]
+    return Alarm(
+        "oscillation", step, step, point.module, what, point.skip, times, value, reference, hidden=point.hidden
+    )
 
 
 def _spike(layout: Layout, limits: Limits, entries: Sequence[Entry], edges: Sequence[float], key: str) -> Alarm | None:
@@ -202,7 +209,7 @@ def _ratio(layout: Layout, limits: Limits, entries: Sequence[Entry]) -> Alarm | 
         return None
     what = f"the ratio of long skip {i} to the backbone it joins has grown from {before:.3g} to {value:.3g}"
     step = entries[-1]["step"]
-    return Alarm("ratio", step, step, layout.points.sites[i - 1].path, what, i, None, value, before)
+    return Alarm("ratio", step, step, layout.points.sites[i - 1].path, what, i, None, value, before, hidden=i)
 
 
 def _dead(layout: Layout, entry: Entry) -> Alarm | None:
@@ -233,10 +240,11 @@ def _worst_bin(edges: Sequence[float], values: Tensor) -> tuple[float, float] | 
     return None if k is None else (float(edges[k]), float(edges[k + 1]))
 
 
-def advice(kind: str, skip: int | None, coefficients: Sequence[float], kappa: float | None) -> str:
+def advice(kind: str, skip: int | None, hidden: int | None, coefficients: Sequence[float], kappa: float | None) -> str:
     """Say what the theory advises about an alarm: the Σκ_j² behind it, and a kappa that lowers the sum.
 
-    `coefficients` are κ_1 … κ_N, empty if the network has no known long skips; `kappa` is the base of CS, if applied.
+    The alarm is at long skip `skip` and about h_i with i = `hidden`, if any. `coefficients` are κ_1 … κ_N, empty if the
+    network has no known long skips; `kappa` is the base of CS, if applied.
     """
     if not coefficients:
         return f"This network has no known long skips, so the theory does not apply; {GENERAL} may help."
@@ -253,10 +261,10 @@ def advice(kind: str, skip: int | None, coefficients: Sequence[float], kappa: fl
     if kind == "loss":
         law = f"Theorem 3.3 bounds the gradient by ℓ·Σκ_j², here Σκ_j² = {sum_of_squares(coefficients):.3g}"
         return f"{law}; {_remedy(coefficients, kappa, 1)}; {GENERAL} may help too."
-    if skip is not None and skip >= len(coefficients):
-        law = "No long skip joins before the middle block, so Theorem 3.1 does not bound its oscillation"
+    if hidden is None or hidden >= len(coefficients):
+        law = "No long skip joins before this feature, so Theorem 3.1 does not bound its oscillation"
         return f"{law}; the gradient causes it: {_remedy(coefficients, kappa, 1)}."
-    i = skip or 0
+    i = hidden
     law = f"Theorem 3.1: the range of ‖h_{i}‖² is proportional to Σκ_j² over j > {i}"
     return f"{law}, here {sum_of_squares(coefficients, i + 1):.3g}; {_remedy(coefficients, kappa, i + 1)}."
 

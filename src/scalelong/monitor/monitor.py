@@ -270,7 +270,7 @@ class StabilityMonitor:
         found = find(self._layout, self.limits, list(self._entries), self._window, self._edges)
         kappas = [mean for mean in lookup(entry, "kappa", "mean") or () if mean is not None]
         base = getattr(spec_of(self.root), "kappa", None)  # of CS
-        advised = [replace(a, advice=advice(a.kind, a.skip, kappas, base)) for a in found]
+        advised = [replace(a, advice=advice(a.kind, a.skip, a.hidden, kappas, base)) for a in found]
         self.alarms = tuple(replace(a, since=former.get(a.kind, a.since)) for a in advised)
         if self.alarms:
             entry["alarms"] = [alarm.to_dict(is_new=alarm.kind not in former) for alarm in self.alarms]

@@ -23,6 +23,7 @@ class Point:
     module: str
     name: str
     skip: int | None = None  # the index i of the long skip; None for a block
+    hidden: int | None = None  # i if it is h_i of Eq. 3 (0: the output); None for features of the encoder and others
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,19 @@ class Points:
         skips = [(i, site, site.source or site.path) for i, site in sites]
         return (
             *(Point(m, f"long skip {i}" + (f" (from {s.source})" if s.source else ""), i) for i, s, m in skips),
-            *(Point(s.path, f"the backbone at the join of long skip {i} ({s.path})", i) for i, s in sites),
-            *(Point(s.path, f"the output of {s.path}, which consumes long skip {i}", i) for i, s in sites),
-            *(Point(p, "the network's output" if p == ROOT else f"the output of {p}") for p in self.blocks),
+            *(Point(s.path, f"the backbone at the join of long skip {i} ({s.path})", i, i) for i, s in sites),
+            *(Point(s.path, f"the output of {s.path}, which consumes long skip {i}", i, i - 1) for i, s in sites),
+            *(
+                Point(p, "the network's output" if p == ROOT else f"the output of {p}", None, self._hidden(p))
+                for p in self.blocks
+            ),
             *(Point(s.path, f"long skip {i} after scaling", i) for i, s in sites),
         )
+
+    def _hidden(self, block: str) -> int | None:
+        """The i of h_i that a block returns: the outermost long skip it consumes, minus 1; 0 for the network."""
+        consumed = [i for i, s in enumerate(self.sites, start=1) if f"{s.path}.".startswith(f"{block}.")]
+        return 0 if block == ROOT else min(consumed) - 1 if consumed else None
 
     def skip_of(self, module: str) -> int | None:
         """Return the index of the long skip that the module produces or consumes."""

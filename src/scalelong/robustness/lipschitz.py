@@ -7,8 +7,8 @@ this is the paper's b_i∘a_i itself. All norms come from power iteration; no Ja
 """
 
 import math
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,14 @@ NOT_SEPARABLE = (
     "for other networks use scalelong.robustness.spectral_norm(lambda v: b(a(v)), x)"
 )
 
-# Every pass uses SDPBackend.MATH: the fused attention kernels have no second derivative.
+INSIDE = 'κ_i acts inside b_i (placement="after_norm"), which the sum of Theorem 3.4 does not describe'
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Passes with gradients wherever they are called, and with second ones: fused attention kernels have none."""
+    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def spectral_norm(
     function: Callable[[Tensor], Tensor], x: Tensor, iterations: int = 200, tolerance: float = 1e-5, seed: int = 0
 ) -> SpectralNorm:
     """‖∂function/∂x‖₂ at `x`, for a function of one tensor of any shape; pass `lambda v: b(a(v))` for ‖b∘a‖."""
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with differentiable():
         source = x.detach().clone().requires_grad_()
         return _norm([Jacobian(function(source), source)], iterations, tolerance, seed)
 
@@ -195,7 +202,7 @@ def block_norms(
     known = find_sites(net, sites)
     if not _separable(known):
         raise UnsupportedNetworkError(NOT_SEPARABLE)
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with differentiable():
         run = _Pass(net, known, example[0], example[1:], options)
         return _block_norms(run, iterations, tolerance, seed)
 
@@ -218,7 +225,8 @@ class LocalLipschitz:
 
     network: ‖∂net/∂x_t‖₂, the largest amplification of a small perturbation.
     coefficients: κ_1 … κ_N; if the pass computes them (LS, a range of timesteps), each skip's largest |κ_i|.
-    blocks: ‖b_i∘a_i‖₂, linearized at the inputs; None if the skips cannot be separated.
+    blocks: ‖b_i∘a_i‖₂, linearized at the inputs; None if the skips cannot be separated. With placement="after_norm"
+        κ_i is part of b_i.
     middle: L_0 = ‖∂f_N‖₂, from the innermost skip to the tensor that it joins.
     log10_bound: log10 of Theorem 3.4's Σ|κ_i|·M_0^i + M_0^N·L_0 with M_0 = max ‖b_i∘a_i‖.
     note: why a value is missing.
@@ -254,7 +262,7 @@ def local_lipschitz(
     except ScaleLongError:
         known = []
     sites, n = known if _separable(known) else [], len(known)
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with differentiable():
         run = _Pass(root, sites, x, args, kwargs)
         network = _norm([Jacobian(run.output, run.x)], iterations, tolerance, seed)
         result = LocalLipschitz(network.value, network.converged, _coefficients(root, n, run))
@@ -267,6 +275,8 @@ def local_lipschitz(
         inner = run.joins[-1]
         middle = _norm([Jacobian(inner.backbone, inner.skip)], iterations, tolerance, seed).value
     result = replace(result, blocks=blocks.norms, middle=middle)
+    if (scaler := scaling_of(root)) is not None and scaler.placement == "after_norm":
+        return replace(result, note=INSIDE)
     if not result.coefficients:
         return replace(result, note="the coefficients κ_i of this scaling could not be recorded")
     sizes = [abs(kappa) for kappa in result.coefficients]

@@ -90,7 +90,7 @@ def measure_sensitivity(
                     losses[k, part] += _mean_square(target - perturbed) / draws
                     sizes[k, part] += _mean_square(delta) / draws
     inner = torch.tensor(list(edges[1:-1]), dtype=torch.float64)
-    bins = torch.bucketize(t.double().cpu(), inner, right=True)
+    bins = torch.bucketize(t.cpu().double(), inner, right=True)
     masks = [bins == b for b in range(len(edges) - 1)]
     results = []
     for variance, change, loss, size in zip(variances, changes, losses, sizes, strict=True):
@@ -110,4 +110,4 @@ def _means(changes: Tensor, losses: Tensor, sizes: Tensor) -> Moved:
 
 
 def _mean_square(x: Tensor) -> Tensor:
-    return x.double().square().flatten(1).mean(1).cpu()
+    return x.cpu().double().square().flatten(1).mean(1)  # MPS has no float64

@@ -588,7 +588,7 @@ def build_network(config: Config, shapes: Shapes) -> nn.Module:
     from scalelong.skips import apply
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.default_generator.manual_seed(config.seed)
         net = get_model(config.model.kind).build(config.model, shapes)
         if not config.applied_scaling.is_identity:
             apply(net, config.applied_scaling, placement=config.placement)

@@ -54,7 +54,7 @@ def choose_kappa(mean_ratio: float, n: int) -> tuple[float, float, float, str]:
         limit = "the paper's bound of 5" if cap == UPPER else f"the largest sum of {n} long skips"
         reason = (
             f"the mean ratio {mean_ratio:.3g} is above {limit} (Σκ² ≤ {cap:g}), so the range is empty and its upper "
-            "end is recommended; such data are close to zero: check their scale before training"
+            "end is recommended; check the scale of the data, or whether this objective and process ask for scaling"
         )
         return high, high, high, reason
     low = kappa_for_sum(mean_ratio, n)
@@ -64,7 +64,8 @@ def choose_kappa(mean_ratio: float, n: int) -> tuple[float, float, float, str]:
     # Round to two decimals, the precision of the estimate, without leaving the range.
     floor, rounded = max(low, min(keeps_all, raised)), (round(raised, 2), math.ceil(raised * 100) / 100)
     recommended = next((value for value in rounded if floor <= value <= high), raised)
-    between = f"the geometric mean of the mean ratio {mean_ratio:.2f} and the cap {cap:g}"
+    least = f"the mean ratio {mean_ratio:.2f}" if mean_ratio >= 1 else f"1 (the mean ratio {mean_ratio:.2f} is less)"
+    between = f"the geometric mean of {least} and the cap {cap:g}"
     if raised > middle:
         reason = (
             f"{between} gives kappa = {middle:.2f}, which scales the innermost of {n} skips by "

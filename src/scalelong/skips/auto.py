@@ -61,7 +61,7 @@ def auto_scaling(root: nn.Module, sites: Sequence[Site], placement: str, example
     """Resolve `ConstantScaling("auto")` from the arguments of one call. ‖ε‖²/‖x_t‖² is that of its input, ‖ε‖² = m."""
     args, kwargs = as_call(root, example)
     x = first_tensor([*args, *kwargs.values()])
-    norms = None if x is None else x.detach().double().flatten(1).square().mean(1)  # ‖x_t‖²/m, (B,)
+    norms = None if x is None else x.detach().cpu().double().flatten(1).square().mean(1)  # ‖x_t‖²/m, (B,)
     if norms is None or not bool((norms > 0).all()) or not bool(norms.isfinite().all()):
         raise invalid(
             "example", 'a noisy training batch (x, t) for kappa="auto"', "an input that is zero or not finite"
@@ -98,7 +98,8 @@ def auto_kappa(
             low = min(max(low, (SMALLEST / inner) ** (1 / (n - 1))), high)
         high = max(low, min(high, _largest(lambda kappa: moved(kappa) >= FELT)))
         total = math.sqrt(cs_sum(low, n) * cs_sum(high, n))
-        kappa = round(min(max(kappa_for_sum(total, n), low), high), 2)
+        kappa = min(max(kappa_for_sum(total, n), low), high)
+        kappa = next((k for k in (round(kappa, 2), math.ceil(kappa * 100) / 100) if low <= k <= high), kappa)
         reason = f"Σκ² = {cs_sum(kappa, n):.2f} is the geometric middle of kappa = {low:.2f} and {high:.2f}; "
         reason += f"the data alone recommends {recommended:g}"
     return AutoKappa(kappa, reason, low, high, recommended, mean_ratio, gains, ratios, moved(kappa))

@@ -236,7 +236,7 @@ def _keep(into: dict[int, Tensor], i: int, site: Site | None, *call: Any) -> Non
     if (output := first_tensor(call[-1])) is not None:
         if site is not None and site.channels is not None:
             _, output = split_joined(output, site.channels, site.dim, site.leading)
-        into[i] = output.detach().double()
+        into[i] = output.detach().cpu().double()  # MPS has no float64
 
 
 def _relative_change(after: Tensor | None, before: Tensor | None) -> float:

@@ -137,7 +137,7 @@ class _Record:
         self.low, self.high = math.inf, -math.inf
 
     def add(self, kappa: Tensor) -> None:
-        rows = kappa.detach().double().flatten(1)  # (B, tokens or channels)
+        rows = kappa.detach().cpu().double().flatten(1)  # (B, tokens or channels)
         self.inputs, self.units = self.inputs + len(rows), self.units + rows.numel()
         self.total, self.squares = self.total + float(rows.sum()), self.squares + float(rows.square().sum())
         self.by_input += float(rows.mean(1).square().sum())
@@ -176,7 +176,7 @@ def _pass(
                 handle.remove()
             output = first_tensor(list(returned.values()) if hasattr(returned, "keys") else returned)
             assert output is not None
-            outputs.append(output.detach().double().flatten().cpu())
+            outputs.append(output.detach().cpu().double().flatten())
             if loss is not None:
-                losses += torch.as_tensor(loss(root, call)).detach().double().flatten().tolist()
+                losses += torch.as_tensor(loss(root, call)).detach().cpu().double().flatten().tolist()
     return torch.cat(outputs) if outputs else None, tuple(losses)

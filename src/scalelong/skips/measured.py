@@ -50,4 +50,4 @@ def register_measured(
 def _output(returned: Any) -> Tensor:
     tensor = first_tensor(list(returned.values()) if hasattr(returned, "keys") else returned)
     assert tensor is not None
-    return tensor.detach().double()
+    return tensor.detach().cpu().double()  # MPS has no float64

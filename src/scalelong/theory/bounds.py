@@ -55,10 +55,10 @@ def orders(scaling: FixedScaling, n: int) -> tuple[str, str]:
     if geometric is None:
         return "O(m Σκ²)", "O(Σ κ_i M₀^i)"
     log_first, log_ratio = geometric
-    if log_ratio < 0:  # CS
-        return "O(κ^{2i} m)", "O(M₀ (κM₀)^{N−1})"
-    if log_ratio > 0:  # reversed CS
+    if getattr(scaling, "reverse", False) and log_ratio:
         return "O(κ² m)", "O(κ M₀^N)"
+    if log_ratio:  # CS
+        return "O(κ^{2i} m)", "O(M₀ (κM₀)^{N−1})"
     return ("O(N m)", "O(N M₀^N)") if log_first == 0 else ("O(κ² N m)", "O(κ M₀^N)")  # standard, universal
 
 

@@ -65,7 +65,8 @@ def measure_robustness(net: StackedUNet, x: Tensor) -> LocalRobustness:
         composed = tuple(_norms([b @ a for a, b in zip(J_a, J_b, strict=True)]).tolist())
         network, middle = _norms([J, J_middle]).tolist()
     log_l0 = log_or_minus_inf(middle)
-    log_bounds = [log_robustness(kappas, log_or_minus_inf(max(norms)), log_l0) for norms in (separate, composed)]
+    sizes = [abs(kappa) for kappa in kappas]
+    log_bounds = [log_robustness(sizes, log_or_minus_inf(max(norms)), log_l0) for norms in (separate, composed)]
     return LocalRobustness(kappas, network, separate, composed, middle, *log_bounds)
 
 
@@ -83,7 +84,7 @@ def global_log_norms(net: StackedUNet) -> tuple[float, float]:
 def stack_jacobian(stack: Stack, x: Tensor) -> Tensor:
     """∂(stack∘x)/∂x at one input (m,): the product of the matrices without the rows of closed ReLUs.  (m, m)"""
     *inner, last = stack.weights
-    J = torch.eye(len(x), dtype=x.dtype)
+    J = torch.eye(len(x), dtype=x.dtype, device=x.device)
     for weight in inner:
         x = weight @ x
         open_ = (x > 0).to(x.dtype)
@@ -164,7 +165,8 @@ def robustness_rows(init: str, shape: Shape, scalings: Mapping[str, FixedScaling
     cases: dict[str, list[tuple[LocalRobustness, float, float]]] = {name: [] for name in scalings}
     for seed in range(seeds):
         net, ((x,), _) = shape.build(init, seed), ddpm_inputs(1, shape.width, seed)
-        delta = torch.randn(16, shape.width, generator=torch.Generator().manual_seed(seed)).to(shape.dtype)
+        generator = torch.Generator().manual_seed(2**32 + seed)  # the weights come from `seed`
+        delta = torch.randn(16, shape.width, generator=generator).to(shape.dtype)
         x = x.to(shape.dtype)
         delta *= 0.01 * x.norm() / delta.norm(dim=1, keepdim=True)
         log_norms = global_log_norms(net)
@@ -173,7 +175,7 @@ def robustness_rows(init: str, shape: Shape, scalings: Mapping[str, FixedScaling
             with torch.no_grad():
                 change = (net(x + delta) - net(x)).norm(dim=1) / delta.norm(dim=1)
             case = measure_robustness(net, x)
-            log_bound = log_robustness(case.coefficients, *log_norms)
+            log_bound = log_robustness([abs(kappa) for kappa in case.coefficients], *log_norms)
             cases[name].append((case, math.log(float(change.max())), log_bound))
     rows = []
     for name, spec in scalings.items():

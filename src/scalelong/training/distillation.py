@@ -51,7 +51,7 @@ class Distillation:
         (self.block,), _ = choose_blocks(net, [block])
         width = self._features(ema.net, self._view(examples.batch(1, 0, 1).to(accelerator.device), 1, 0, 0)).shape[1]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
+            torch.default_generator.manual_seed(config.seed)
             projector = nn.Sequential(nn.Linear(width, d.width), nn.GELU(), nn.Linear(d.width, d.width))
         self.projector = projector.to(accelerator.device)
         self.average = copy.deepcopy(self.projector).requires_grad_(False)
