@@ -97,6 +97,12 @@ def test_a_trial_depends_on_its_seed_alone_and_leaves_the_global_random_state():
     torch.manual_seed(6)
     assert run_trial(lambda seed: Noisy(), noise, 0.05, steps=20, seed=1) == first
     assert run_trial(lambda seed: Noisy(), noise, 0.05, steps=20, seed=2) != first
+    drawn = []
+    for seed in (1, 2):  # also where the network does not differ
+        run_trial(
+            lambda seed: nn.Linear(8, 8), lambda s, k: drawn.append(batch := noise(s, k)) or batch, 0.0, seed=seed
+        )
+    assert not torch.equal(drawn[0][0], drawn[len(drawn) // 2][0])
 
 
 def test_dropout_at_a_tiny_learning_rate_does_not_count_as_divergence():

@@ -90,6 +90,7 @@ def test_a_pipeline_of_diffusers_draws_the_same_image_in_any_batch():
     part = PipelineSource(pipe, "ddim", 2, batch_size=1).images(2, 1)
     assert whole.shape == (4, 8, 8, 1)
     assert np.abs(whole[2:3].astype(int) - part).max() <= 1
+    assert not np.array_equal(PipelineSource(pipe, "ddim", 2, seed=1, batch_size=4).images(0, 4), whole)
 
 
 def test_a_setting_that_is_worse_on_new_noise_is_not_advised(extractor, reference):

@@ -129,7 +129,8 @@ class PipelineSource:
         parts = []
         for start in range(first, first + count, self.batch_size):
             rows = range(start, min(start + self.batch_size, first + count))
-            generators = [torch.Generator().manual_seed(self.seed * 2**32 + k) for k in rows]
+            seeds = [(1_000_003 * self.seed + k) % 2**32 for k in rows]  # the CPU generator keeps 32 bits
+            generators = [torch.Generator().manual_seed(seed) for seed in seeds]
             options: dict[str, Any] = {"num_inference_steps": self.evaluations, "generator": generators}
             if self.prompts:
                 options["prompt"] = [self.prompts[k % len(self.prompts)] for k in rows]
