@@ -58,7 +58,7 @@ def write_record(plan, name, arm, seed, norm=10.0, loss=0.5, failure=None, lr=0.
     config = plan.config(plan.arm(arm), seed, lr, steps).to_dict()
     curves = {"val_loss_ema": {"steps": [1, 12], "values": [1.0, loss]}}
     record = {"arm": arm, "seed": seed, "failure": failure, "alarms": 2, "values": values, "curves": curves}
-    record |= {"optimizer": "adamw", "rounding": None}
+    record |= {"optimizer": "adamw", "rounding": None, "distance": None}
     (plan.folder / f"{name}.json").write_text(json.dumps(record | {"norms": {"backbone": norms}, "config": config}))
 
 
@@ -133,6 +133,8 @@ def test_records_of_other_steps_or_another_learning_rate_are_refused(make_plan, 
         (('"cs:0.5"', '"cs:0.9"'), "scaling.kappa: 0.5 → 0.9"),
         (("batch_size=4", "batch_size=8"), "train.batch_size: 4 → 8"),
         (("validate.n=8", "validate.n=16"), "validate.n: 8 → 16"),
+        (("monitor.every=1", "monitor.every=2"), "monitor.every: 1 → 2"),
+        (("[[arms]]", "[distance]\nevery = 0\nn = 0\nfinal = 8\nevaluations = 2\n\n[[arms]]"), "distance: None → "),
         (('"cs:0.5"', '"cs:0.5"\noptimizer = "sgd"'), "optimizer: 'adamw' → 'sgd'"),
         (("seeds = [0, 1, 2]", "seeds = [0, 0]"), "different seeds"),
     ],
@@ -142,15 +144,18 @@ def test_a_plan_that_changed_after_its_runs_is_refused(make_plan, change, messag
     write_record(plan, "cs-seed0", "cs", 0)
     make_plan()
     with pytest.raises(ScaleLongError, match=message):
-        make_plan(PLAN.replace(*change))
+        make_plan(PLAN.replace(*change, 1))
 
 
-def test_an_arm_that_trains_at_no_learning_rate_is_an_error(make_plan, tmp_path):
+def test_an_arm_that_trains_at_no_learning_rate_is_a_result_and_the_others_run(make_plan, tmp_path):
     plan = make_plan(TUNED)
     for lr in (0.001, 0.01):
         write_record(plan, f"tune-cs-lr{lr:g}-seed9", "cs", 9, failure="not finite", lr=lr, steps=4)
-    with pytest.raises(ScaleLongError, match="'cs' trains at none of"):
-        plan.missing(tmp_path)
+    plan = make_plan(TUNED)
+    assert plan.untrainable == ["cs"]
+    assert {job.record["arm"] for job in plan.missing(tmp_path)} == {"none"}
+    assert "cs at none of the plan's learning rates" in Results(plan).state
+    assert "| cs | failed | failed |" in page([Results(plan)])
 
 
 @pytest.mark.parametrize(
@@ -162,11 +167,54 @@ def test_an_arm_that_trains_at_no_learning_rate_is_an_error(make_plan, tmp_path)
         (("train.batch_size", "train.batchsize"), "train.batch_size"),
         (("seeds = [0, 1, 2]", ""), "seeds"),
         (("steps = 12", 'steps = 12\njudged = ["norm_outr"]'), "norm_outer"),
+        (("steps = 12", 'steps = "12"'), "steps must be an integer"),
+        (("seeds = [0, 1, 2]", "seeds = 2"), "seeds"),
+        (("seeds = [0, 1, 2]", 'seeds = ["a"]'), "seeds"),
+        (('name = "cs"', 'name = "../evil"'), "name of an arm"),
+        (('name = "cs"', 'name = "tune-cs"'), "name of an arm"),
+        (("group = 2", 'optimizer = "sgdd"'), "sgdd.*did you mean 'sgd'"),
+        (("group = 2", 'rounding = "fp8"'), "fp8"),
+        (("group = 2", "factors = { depth = 2 }"), "factors"),
+        (("[[arms]]", "[tuning]\nlr = [1e-3, 1e-3]\nsteps = 4\nseed = 9\n\n[[arms]]"), "tuning.lr"),
+        (("[[arms]]", "[tuning]\nlr = [1e-3]\nsteps = 0\nseed = 9\n\n[[arms]]"), "tuning.steps"),
+        (("[[arms]]", "[tuning]\nlr = [1e-3]\nsteps = 4\nseed = 1\n\n[[arms]]"), "tuning.seed"),
+        (("[[arms]]", "[distance]\nevery = 2\nn = 0\nfinal = 8\nevaluations = 2\n\n[[arms]]"), "distance.n"),
+        (("[[arms]]", "[distance]\nevery = 2\nn = 8\nfinal = 8\nevaluations = 0\n\n[[arms]]"), "distance"),
     ],
 )
 def test_a_wrong_plan_is_refused_with_the_name_of_what_is_wrong(make_plan, change, message):
     with pytest.raises(ScaleLongError, match=message):
-        make_plan(PLAN.replace(*change))
+        make_plan(PLAN.replace(*change, 1))
+
+
+def test_a_record_of_a_run_with_other_steps_is_refused(make_plan):
+    plan = make_plan()
+    write_record(plan, "cs-seed0", "cs", 0)
+    record = json.loads((plan.folder / "cs-seed0.json").read_text())
+    (plan.folder / "cs-seed0.json").write_text(json.dumps(record | {"steps": 20}))
+    with pytest.raises(ScaleLongError, match="steps that were trained: 20 → 12"):
+        make_plan()
+
+
+def test_a_seed_that_became_nonfinite_leaves_claims_open(make_plan):
+    plan = make_plan()
+    for seed in range(3):
+        write_record(plan, f"none-seed{seed}", "none", seed)
+        write_record(plan, f"cs-seed{seed}", "cs", seed, loss=0.4, failure="not finite" if seed == 2 else None)
+    verdicts = {v.claim: v.verdict for v in Results(plan).verdicts()}
+    assert verdicts["lower validation loss at the end"] == "open (1 became non-finite)"
+
+
+def test_distances_of_samples_that_are_not_images_have_no_verdict(make_plan):
+    plan = make_plan()
+    for name, arm, images in (("none", "none", True), ("cs", "cs", False)):
+        for seed in range(2):
+            write_record(plan, f"{name}-seed{seed}", arm, seed)
+            path = plan.folder / f"{name}-seed{seed}.json"
+            record = json.loads(path.read_text())
+            path.write_text(json.dumps(record | {"images": images, "values": record["values"] | {"kid": 0.1}}))
+    verdicts = {v.claim: v.verdict for v in Results(plan).verdicts()}
+    assert verdicts["lower KID at the end"] == "no verdict: the samples are not images"
 
 
 def test_a_finished_run_leaves_a_record_with_norms_of_every_join_and_block(make_plan, tmp_path):

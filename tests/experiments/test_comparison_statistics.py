@@ -167,6 +167,12 @@ def test_a_seed_that_never_reaches_the_value_leaves_no_factor_but_a_bound():
     assert sooner.steps[1] is None
 
 
+def test_one_measurement_does_not_say_when_a_value_was_reached():
+    one, two = Series(np.array([20.0]), np.array([0.4])), Series(np.array([10.0, 20.0]), np.array([0.5, 0.4]))
+    assert acceleration({0: one}, {0: one}) is None
+    assert acceleration({0: one}, {0: two}) is None
+
+
 def test_without_a_common_seed_or_a_validation_there_is_no_factor():
     assert acceleration({0: falling(1)}, {1: falling(1)}) is None
     assert acceleration({0: series([], [])}, {0: falling(1)}) is None

@@ -98,7 +98,7 @@ def test_a_run_with_more_steps_than_requested_is_rejected(tmp_path):
 def test_a_run_with_another_validation_set_is_rejected(tmp_path):
     (before,) = scaling_variants("digits", "none", settings=["validate.n=64"])
     record(tmp_path / "none-seed0", before.config)
-    with pytest.raises(RunError, match=r"validate.n=64, and this comparison 96"):
+    with pytest.raises(RunError, match=r"measured with other settings: validate.n: 64 → 96"):
         plan(scaling_variants("digits", "none", settings=["validate.n=96"]), (0,), tmp_path)
 
 

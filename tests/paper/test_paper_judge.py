@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelong.experiments.statistics import Estimate
 from scalelong.paper.judge import AGREES, DISAGREES, NO_VERDICT, OPEN, Claim, Region, above, below
-from scalelong.paper.norms import SIZES, resampled_ratio
+from scalelong.paper.norms import SIZES, ratio_in_blocks
 
 
 def judge(estimate, region):
@@ -64,33 +65,32 @@ def test_a_claim_writes_down_all_that_its_verdict_rests_on():
     assert (facts["measured"]["low"], facts["measured"]["high"]) == (0.5, 0.7)
 
 
-def test_the_ratio_of_means_is_found_again_by_resampling():
-    import numpy as np
-
-    rng = np.random.default_rng(3)
-    small = dict(enumerate(rng.normal(5, 0.5, (400, 1))))
-    large = dict(enumerate(rng.normal(10, 1.0, (400, 1))))
-    found = resampled_ratio(small, large)
-    assert found.mean == pytest.approx(np.mean(list(small.values())) / np.mean(list(large.values())))
-    assert found.low < 0.5 < found.high
-    # Independent means: the relative standard error of their ratio is √(2·0.1²/n); the bootstrap must come near it.
-    assert np.log(found.high / found.low) == pytest.approx(2 * 1.96 * np.sqrt(2 * 0.01 / 400), rel=0.25)
+@pytest.mark.parametrize(("size", "scale"), [("norm", 1.0), ("absolute", 0.0)])
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_intervals_over_blocks_cover_the_true_ratio(size, scale, correlation):
+    """50 stored snapshots, as in the second half of a recorded run, with the autocorrelation that was measured."""
+    rng, covered = np.random.default_rng(3), 0
+    for _ in range(300):
+        noise = rng.normal(0, 1, (2, 50, 2))
+        for k in range(1, 50):
+            noise[:, k] = correlation * noise[:, k - 1] + np.sqrt(1 - correlation**2) * noise[:, k]
+        own, base = (dict(enumerate((10 * scale + side).tolist())) for side in noise)
+        found = ratio_in_blocks(own, base, SIZES[size])
+        covered += found.low <= 1 <= found.high
+    assert covered / 300 > 0.9
 
 
 def test_the_ratio_of_bands_is_that_of_the_root_mean_squares():
-    import numpy as np
-
     rng = np.random.default_rng(3)
-    wide, narrow = (dict(enumerate(rng.normal(0, sigma, (400, 2)))) for sigma in (3.0, 1.0))
-    found = resampled_ratio(wide, narrow, SIZES["absolute"])
-    rms = [np.sqrt(np.mean(np.square(list(side.values())), axis=0)) for side in (wide, narrow)]
-    assert found.mean == pytest.approx(np.sqrt(np.prod(rms[0] / rms[1])))
+    wide, narrow = (dict(enumerate(rng.normal(0, sigma, (400, 2)).tolist())) for sigma in (3.0, 1.0))
+    found = ratio_in_blocks(wide, narrow, SIZES["absolute"])
+    assert found.mean == pytest.approx(3, rel=0.1)
     assert found.low < 3 < found.high
 
 
 def test_equal_runs_have_a_ratio_of_one_and_too_few_looks_none():
     norms = {k: [5 + (-1.0) ** k] for k in range(20)}
-    same = resampled_ratio(norms, norms)
+    same = ratio_in_blocks(norms, norms)
     assert (same.mean, same.low, same.high) == (1.0, 1.0, 1.0)
-    assert resampled_ratio({0: [1.0]}, {0: [2.0]}) is None
-    assert resampled_ratio({}, norms) is None
+    assert ratio_in_blocks({0: [1.0]}, {0: [2.0]}) is None
+    assert ratio_in_blocks({}, norms) is None

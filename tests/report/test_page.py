@@ -398,6 +398,21 @@ def test_a_million_metric_lines_open_in_seconds(tmp_path):
     assert path.stat().st_size < 500_000
 
 
+def test_equal_runs_in_folders_of_one_name_are_two_runs(tmp_path):
+    runs = [make_run(tmp_path / part / "none-seed0") for part in ("a", "b")]
+    assert labels(read_runs(runs)) == ["a/none-seed0", "b/none-seed0"]
+
+
+def test_the_page_of_a_comparison_has_its_baseline(tmp_path):
+    for name in ("cs:0.7", "none"):
+        make_run(tmp_path / f"{name.replace(':', '-')}-seed0", name)
+    comparison = {"format": 1, "baseline": "cs-0.7", "runs": [{"folder": "cs-0.7-seed0"}, {"folder": "none-seed0"}]}
+    (tmp_path / "comparison.json").write_text(json.dumps(comparison))
+    assert labels(read_runs([tmp_path])) == ["cs-0.7", "none"]
+    (tmp_path / "comparison.json").write_text(json.dumps(comparison | {"baseline": ["damaged"]}))
+    assert labels(read_runs([tmp_path])) == ["none", "cs-0.7"]
+
+
 def test_runs_with_the_same_folder_name_get_distinct_names(tmp_path):
     runs = [make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run")]
     shown = page_of([*runs, runs[0]], tmp_path)

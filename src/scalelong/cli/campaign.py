@@ -40,6 +40,7 @@ def campaign(
 
       scalelong campaign results/campaign/* --no-run --page docs/campaign.md
     """
+    from scalelong.errors import invalid
     from scalelong.experiments.campaign import read_plan, run_missing
     from scalelong.experiments.campaign_results import Results
     from scalelong.experiments.campaign_results import page as render
@@ -48,6 +49,8 @@ def campaign(
     from scalelong.report.figures import save_figure
 
     plans = [read_plan(folder) for folder in folders if run or (folder / "plan.toml").exists()]
+    if not plans:
+        raise invalid("folders", "at least one folder with a plan.toml", ", ".join(map(str, folders)))
     failures: list[Ending] = []
     for plan in plans if run else ():
         worked = run_missing(plan, runs, jobs, limit, gpus=gpus, arms=comma_words(arms))

@@ -191,6 +191,8 @@ def _print_transfer(curves: list[Curve], steps: int) -> None:
             f"{name}: the best learning rates of all widths lie within a factor of {number(factor, 3)}"
             for name, factor in spread(curves).items()
         ])  # fmt: skip
+        if not all(curve.inside and not curve.diverged for curve in curves):
+            print_lines(["a width whose best learning rate is at an edge of the grid has no factor: widen --lrs"])
 
 
 def _integers(option: str, text: str) -> list[int]:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from typer import Option
 
 from scalelong._text import number, with_interval
@@ -70,7 +71,7 @@ def tune(
     """
     from scalelong.errors import invalid
     from scalelong.experiments.plan import parse_seeds
-    from scalelong.experiments.tuning import Budget, candidates_of, parse_budget, tune_preset
+    from scalelong.experiments.tuning import Budget, InterruptedSearchError, candidates_of, parse_budget, tune_preset
     from scalelong.training.presets import choose, start_name
 
     if not 0 < confidence < 1:
@@ -88,7 +89,11 @@ def tune(
         budget_text = f"at most {min(total.steps, grid):,} steps ({min(1, total.steps / grid):.0%} of the full grid)"
         budget_text += f" and {budget}" if total.seconds else ""
         print_lines([f"{len(found)} candidates × {len(chosen)} seeds, {budget_text}, in {folder}"])
-    tuning = tune_preset(found, chosen, folder, budget=total, confidence=confidence, jobs=jobs, quiet=quiet or json)
+    try:
+        tuning = tune_preset(found, chosen, folder, budget=total, confidence=confidence, jobs=jobs, quiet=quiet or json)
+    except InterruptedSearchError as error:
+        print_lines([str(error)])
+        raise typer.Exit(128 + error.signal) from None
     command = _command(preset, tuning, data, holdout, steps, settings or [])
     page = write_page(tuning, folder, command, [start_name(config), f"{len(chosen)} seeds"]) if report else None
     if json:
@@ -187,8 +192,8 @@ def _share(tuning: Tuning) -> str:
 
 def _print(tuning: Tuning, command: str, confidence: float) -> None:
     print_table(_share(tuning), COLUMNS, _rows(tuning), left=1)
-    together = f"intervals hold together for all candidates and rungs with {confidence:.0%}"
-    note = f"losses of the EMA weights; differences are paired by seed, their {together}"
+    survives = f"the best candidate survives every rung with {confidence:.0%} if the losses of all vary alike"
+    note = f"losses of the EMA weights; differences are paired by seed; {survives}"
     print_lines([f"best: {tuning.result.best}", *_verdicts(tuning), note, f"train with it: {command}"])
 
 

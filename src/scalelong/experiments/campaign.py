@@ -8,6 +8,7 @@ while a run trains.
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,11 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelong.errors import InvalidValueError, ScaleLongError, invalid, unknown
+from scalelong.errors import InvalidValueError, invalid, unknown
+from scalelong.experiments.frontier import OPTIMIZERS
 from scalelong.experiments.plan import Job
-from scalelong.experiments.rounding import ROUNDED, register_rounded
+from scalelong.experiments.rounding import PRECISIONS, ROUNDED, register_rounded
 from scalelong.files import read_json
-from scalelong.runs.config import Config, differences
+from scalelong.runs.config import Config, differences, measured_differently
 from scalelong.training.presets import choose
 
 if TYPE_CHECKING:
@@ -147,14 +149,21 @@ class Plan:
         return losses
 
     def learning_rate(self, arm: Arm) -> float | None:
-        """The tuned learning rate, None while tuning runs are missing."""
+        """The tuned learning rate; None while tuning runs are missing, and if the arm trains at none of them."""
         assert self.tuning is not None
         losses = self.tuning_losses(arm)
-        if len(losses) < len(self.tuning.lr):
+        if len(losses) < len(self.tuning.lr) or not any(map(math.isfinite, losses.values())):
             return None
-        if not any(map(math.isfinite, losses.values())):
-            raise InvalidValueError(f"{self.folder}: arm {arm.name!r} trains at none of the plan's learning rates")
         return min(losses, key=lambda lr: losses[lr])
+
+    @property
+    def untrainable(self) -> list[str]:
+        """The arms that train at none of the plan's learning rates. That is a result: their main runs are left out."""
+        if self.tuning is None:
+            return []
+        found = {arm.name: self.tuning_losses(arm) for arm in self.arms}
+        count = len(self.tuning.lr)
+        return [n for n, own in found.items() if len(own) == count and not any(map(math.isfinite, own.values()))]
 
     def missing(self, runs: Path, arms: Collection[str] = ()) -> list[Job]:
         """The jobs that can start now, of `arms` or of all. A group's main runs wait for its tuning runs, and later
@@ -165,8 +174,9 @@ class Plan:
                 raise unknown("arm", name, names)
         jobs: dict[str, Job] = {}
         tuned: int | None = None  # the group whose tuning runs are missing
+        untrainable = self.untrainable
         for arm, seed in self._order():
-            if arms and arm.name not in arms:
+            if (arms and arm.name not in arms) or arm.name in untrainable:
                 continue
             if tuned is not None and arm.group != tuned:
                 break
@@ -222,11 +232,8 @@ def read_plan(folder: Path | str) -> Plan:
         plan = _build(Plan, {"folder": Path(folder), "arms": arms, **parts, **values})
     except (KeyError, TypeError) as error:
         raise InvalidValueError(f"{path}: missing or wrong entry {error}") from None
+    _check_values(plan, path)
     names = [arm.name for arm in plan.arms]
-    if not names or len(set(names)) < len(names):
-        raise invalid(f"{path}: arms", "one or more arms with different names", ", ".join(names))
-    if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
-        raise invalid(f"{path}: seeds", "one or more different seeds", list(plan.seeds))
     for key in plan.judged:
         if key not in (*CLAIMS, SOONER):
             raise unknown(f"{path}: judged", key, (*CLAIMS, SOONER))
@@ -236,6 +243,44 @@ def read_plan(folder: Path | str) -> Plan:
         plan.config(arm, plan.seeds[0])
         _check_records(plan, arm)
     return plan
+
+
+def _check_values(plan: Plan, path: Path) -> None:
+    """Refuse values that no run can have, before the first one starts."""
+    names, seeds = [arm.name for arm in plan.arms], plan.seeds
+
+    def check(key: str, holds: bool, expected: str, value: Any) -> None:
+        if not holds:
+            raise invalid(f"{path}: {key}", expected, value)
+
+    def counts(values: Any, least: int) -> bool:
+        return isinstance(values, tuple) and all(type(value) is int and value >= least for value in values)
+
+    texts = ("title", "question", "rule", "preset")
+    for key in texts:
+        check(key, isinstance(getattr(plan, key), str), "a text", getattr(plan, key))
+    check("arms", bool(names) and len(set(names)) == len(names), "one or more arms with different names", names)
+    check("seeds", counts(seeds, 0) and len(set(seeds)) == len(seeds) > 0, "one or more different seeds", seeds)
+    check("steps", counts((plan.steps,), 1), "an integer >= 1", plan.steps)
+    for arm in plan.arms:
+        named = isinstance(arm.name, str) and re.fullmatch(r"\w[\w.+-]*", arm.name) and not arm.name.startswith(TUNING)
+        check("name of an arm", bool(named), f"letters, digits, '.', '-', '_', not {TUNING}…", arm.name)
+        check(f"scaling of {arm.name}", isinstance(arm.scaling, str), "a scaling such as cs:0.5", arm.scaling)
+        if arm.optimizer not in OPTIMIZERS:
+            raise unknown(f"{path}: optimizer", arm.optimizer, OPTIMIZERS)
+        if arm.rounding is not None and arm.rounding not in PRECISIONS:
+            raise unknown(f"{path}: rounding", arm.rounding, PRECISIONS)
+        same = arm.factors.keys() == plan.arms[0].factors.keys()
+        check(f"factors of {arm.name}", same, "those of the other arms", list(arm.factors))
+    if (t := plan.tuning) is not None:
+        rates = isinstance(t.lr, tuple) and all(type(lr) in (int, float) and 0 < lr < math.inf for lr in t.lr)
+        check("tuning.lr", rates and len(set(t.lr)) == len(t.lr) > 0, "different numbers > 0", t.lr)
+        check("tuning.steps", counts((t.steps,), 1), "an integer >= 1", t.steps)
+        check("tuning.seed", counts((t.seed,), 0) and t.seed not in seeds, "a seed that no other run has", t.seed)
+    if (d := plan.distance) is not None:
+        check("distance", counts((d.every, d.n, d.final), 0), "integers >= 0 for every, n, final", asdict(d))
+        check("distance", counts((d.evaluations, d.reference_n), 1), "integers >= 1", asdict(d))
+        check("distance.n", not d.every or d.n > 0, "an integer >= 1", d.n)
 
 
 def _check_records(plan: Plan, arm: Arm) -> None:
@@ -253,15 +298,19 @@ def _check_records(plan: Plan, arm: Arm) -> None:
             lr = made.train.lr  # nothing is known of it before the arm is tuned
         now = plan.config(arm, seed, lr, steps)
         changed = differences(made, now)
+        distance = None if name.startswith(f"{TUNING}-") or plan.distance is None else asdict(plan.distance)
         pairs = {
-            "train.steps": (made.train.steps, steps), "validate.n": (made.validate.n, now.validate.n),
-            "optimizer": (record["optimizer"], arm.optimizer), "rounding": (record["rounding"], arm.rounding),
+            "train.steps": (made.train.steps, steps), "optimizer": (record["optimizer"], arm.optimizer),
+            "rounding": (record["rounding"], arm.rounding), **measured_differently(made, now),
+            "distance": (record.get("distance", distance), distance),
         }  # fmt: skip
+        if record["failure"] is None:
+            pairs["steps that were trained"] = (record.get("steps", steps), steps)
         changed += [f"{key}: {then!r} → {new!r}" for key, (then, new) in pairs.items() if then != new]
         if changed:
             raise InvalidValueError(
                 f"{plan.folder / name}.json has other settings than the plan: {'; '.join(changed)}; move it out of the "
-                "folder to train it again"
+                "folder, and its run folder out of --runs, to train it again"
             )
 
 
@@ -291,7 +340,6 @@ def run_missing(
     from scalelong.experiments.scheduler import make_slots, run_jobs, usable_cores, visible_gpus
 
     tried: set[str] = set()
-    errors: list[ScaleLongError] = []
 
     def startable() -> list[Job]:
         left = None if limit is None else max(0, limit - len(tried))
@@ -300,11 +348,7 @@ def run_missing(
         return new
 
     def more() -> list[Job]:
-        try:
-            new = startable()
-        except ScaleLongError as error:  # an arm that no learning rate trains: what runs may finish
-            errors.append(error)
-            new = []
+        new = startable()
         display.add(new)
         return new
 
@@ -321,8 +365,6 @@ def run_missing(
     with Live(first, quiet=quiet) as display:
         endings, signal = run_jobs(first, slots, runs / plan.folder.name / "logs", display, more)
     failures = [ending for ending in endings if not ending.ran and not (ending.stopped and signal is not None)]
-    if errors and signal is None:
-        raise errors[0]
     return Worked(signal, tuple(failures))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from scalelong._text import with_interval
 from scalelong.experiments.campaign import CLAIMS, SOONER, Plan
 from scalelong.experiments.comparison import Comparison, RunMeasures
-from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio, slope_interval
+from scalelong.experiments.statistics import Estimate, mean_interval, paired_difference, paired_ratio, slope_interval
 from scalelong.runs.logs import Series
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Results:
         failed = count - len(self.finished)
         names = ", ".join(name for name in self.records if name not in self.finished)
         ended = f" ({failed} became non-finite: {names})" if failed else ""
+        if lost := self.plan.untrainable:
+            ended += f" ({', '.join(lost)} at none of the plan's learning rates)"
         arms = {arm.name: sum(r["arm"] == arm.name for r in self.records.values()) for arm in self.plan.arms}
         listed = "" if self.designed else ": " + ", ".join(f"{name} {n}" for name, n in arms.items())
         seeds = len(self.plan.seeds)
@@ -106,11 +108,16 @@ class Results:
         for baseline, arms in self.families().items():
             comparison = self.comparison(baseline)
             for arm in arms[1:]:
+                lost = sum(r["failure"] is not None and r["arm"] in (arm, baseline) for r in self.records.values())
                 for key, claim in CLAIMS.items():
                     own, base = self.values(arm, key), self.values(baseline, key)
                     ratio = paired_ratio(own, base)
                     if ratio is not None:
                         verdict = judge(ratio, 1.0) if self._judged(key) else REPORTED
+                        if lost and verdict in ("agrees", "disagrees"):  # the seeds that are left may be the lucky ones
+                            verdict = f"open ({lost} became non-finite)"
+                        if key in ("kid", "fid") and not all(self._images(name) for name in (arm, baseline)):
+                            verdict = "no verdict: the samples are not images"
                         found.append(Verdict(arm, baseline, claim, ratio, verdict))
                     elif own.keys() & base.keys():  # KID is unbiased: it may be negative
                         found.append(Verdict(arm, baseline, claim, None, "no verdict", "no ratio: a value is <= 0"))
@@ -137,6 +144,10 @@ class Results:
     def _last_step(self, arm: str, key: str) -> int:
         """The last step at which a curve of an arm was measured; distances on the way may end before training does."""
         return max(int(r["curves"][key]["steps"][-1]) for r in self.by_arm(arm).values() if key in r["curves"])
+
+    def _images(self, arm: str) -> bool:
+        """Whether the samples of all runs of an arm are images: nearer to the data than one constant image."""
+        return all(record.get("images", True) for record in self.by_arm(arm).values())
 
     def _judged(self, key: str) -> bool:
         return not self.plan.judged or key in self.plan.judged
@@ -182,8 +193,8 @@ class Results:
         table: dict[str, dict[str, Estimate]] = {}
         for scaling, ratios in self._ratios(key).items():
             arms = [(self.plan.arm(name), math.log(ratio)) for name, ratio in ratios.items()]
-            for factor, first in arms[0][0].factors.items():
-                if not isinstance(first, int | float):
+            for factor in arms[0][0].factors:
+                if not all(_positive(arm.factors[factor]) for arm, _ in arms):
                     continue
                 points = [(math.log(arm.factors[factor]), ratio) for arm, ratio in arms]
                 if len({level for level, _ in points}) > 1:
@@ -192,7 +203,8 @@ class Results:
             for arm, _ in arms if key.startswith("norm") else ():
                 growth = key.replace("norm", "growth")
                 own, base = self.values(arm.name, growth), self.values(self.plan.baseline_of(arm), growth)
-                changes += [own[seed] - base[seed] for seed in own.keys() & base.keys()]
+                if (change := paired_difference(own, base)) is not None:
+                    changes.append(change.mean)  # the interval is over settings, as in `effects`
             if changes:
                 table.setdefault("steps", {})[scaling] = mean_interval(changes)
         return table
@@ -201,7 +213,7 @@ class Results:
         """Every factor with its levels: numbers in order, words as the plan has them."""
         for factor in dict.fromkeys(name for arm in self.plan.arms for name in arm.factors):
             levels = list(dict.fromkeys(arm.factors[factor] for arm in self.plan.arms))
-            if all(isinstance(level, int | float) for level in levels):
+            if all(map(_positive, levels)):
                 levels.sort()
             yield from ((factor, level) for level in levels)
 
@@ -225,6 +237,11 @@ class Results:
         }  # fmt: skip
 
 
+def _positive(level: Any) -> bool:
+    """Whether a level is a number that has a logarithm."""
+    return isinstance(level, int | float) and not isinstance(level, bool) and level > 0
+
+
 def judge(ratio: Estimate, edge: float) -> str:
     """The rule: agrees if the whole interval lies below the edge, disagrees if it lies above, otherwise open."""
     if ratio.low is None or ratio.high is None:
@@ -235,7 +252,8 @@ def judge(ratio: Estimate, edge: float) -> str:
 def measures_of(record: dict[str, Any]) -> RunMeasures:
     """The measures of a run from its record, as `measure_run` has them from the run folder."""
     values = {key: value for key, value in record["values"].items() if value is not None}
-    return RunMeasures(record["arm"], record["seed"], "", values, _curves(record), norms=record["norms"])
+    images = record.get("images", True)
+    return RunMeasures(record["arm"], record["seed"], "", values, _curves(record), images=images, norms=record["norms"])
 
 
 def _curves(record: dict[str, Any]) -> dict[str, Series]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelong._modules import device_of
+from scalelong.errors import RunError
 from scalelong.experiments.campaign import FORMAT, Distance
 from scalelong.experiments.comparison import POINTS, measure_run, rounded
 from scalelong.experiments.rounding import Rounding, register_rounded
@@ -44,10 +45,15 @@ def run_planned(job: dict[str, Any]) -> int:
             return 128 + (result.signal or 0)
     except NonFiniteError as error:
         failure = str(error)
+    if failure is None and run.step != config.train.steps:
+        raise RunError(
+            f"{run.folder} has {run.step} steps, the plan asks for {config.train.steps}; move it away to train it again"
+        )
     values = {} if failure else measure.final()
     if os.environ.get("RANK", "0") != "0":
         return 0
-    write_text(record["path"], json.dumps(make_record(run, record, values, failure), ensure_ascii=False) + "\n")
+    made = make_record(run, record, values, failure) | {"images": measure.images}
+    write_text(record["path"], json.dumps(made, ensure_ascii=False) + "\n")
     return 0
 
 
@@ -74,6 +80,7 @@ class Observed:
 
     def __init__(self, run: Run, config: Config, spec: Distance | None) -> None:
         self.run, self.spec = run, spec
+        self.images = True  # whether the last samples are nearer to the data than one constant image
         if spec is not None:
             self.extractor, self.reference = load_reference(config, spec)
 
@@ -97,6 +104,7 @@ class Observed:
         return self._evaluate(self.spec.final, self.run.net.to(device), self.run.step)
 
     def _evaluate(self, n: int, net: nn.Module, step: int) -> dict[str, float]:
+        from scalelong.evaluation.evaluate import stored_metrics
         from scalelong.runs.generate import evaluation_request
 
         assert self.spec is not None
@@ -105,6 +113,7 @@ class Observed:
         spec = self.spec
         request = evaluation_request(self.run.config, n, sampler=spec.sampler, steps=spec.evaluations, batch_size=100)
         result = self.run.evaluate(request, self.reference, self.extractor, net=net, step=step)
+        self.images = all(metric.plausible for metric in stored_metrics(result.to_dict()))
         return {name: float(metric.value) for name, metric in result.values.items() if metric.value is not None}
 
 

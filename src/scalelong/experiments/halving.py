@@ -70,7 +70,7 @@ class Tuned:
     steps       training steps of all candidates and blocks together
     grid_steps  what training all of them to the end would take
     rungs       the losses at every rung
-    level       confidence of one interval, so that all of them hold together with the confidence of the search
+    level       confidence of one interval, so that the best candidate survives all rungs with that of the search
     """
 
     best: str

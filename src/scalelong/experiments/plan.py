@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelong.errors import InvalidValueError, RunError, invalid, unknown
-from scalelong.runs.config import Config, differences
+from scalelong.runs.config import Config, differences, measured_differently
 from scalelong.runs.run import Run
 from scalelong.scaling import split_scalings
 from scalelong.training.presets import choose
@@ -142,11 +142,9 @@ def plan(
             raise RunError(
                 f"{run.folder} already has {reached} steps, more than {steps}: use --steps {reached} or another --out"
             )
-        if run.exists and (held_out := run.config.validate.n) != job.config.validate.n:
-            raise RunError(
-                f"{run.folder} has validate.n={held_out}, and this comparison {job.config.validate.n}: their losses do "
-                "not compare; use the same or another --out"
-            )
+        if run.exists and (measures := measured_differently(run.config, job.config)):
+            pairs = "; ".join(f"{key}: {before!r} → {now!r}" for key, (before, now) in measures.items())
+            raise RunError(f"{run.folder} was measured with other settings: {pairs}; use the same or another --out")
     return jobs
 
 

@@ -144,8 +144,8 @@ def acceleration(
     lost = baseline.keys() & set(failed)
     for seed in sorted(baseline.keys() & (curves.keys() | lost)):
         curve, target = curves[seed].finite() if seed not in lost else None, baseline[seed].last
-        if target is None or (curve is not None and not len(curve)):
-            continue
+        if target is None or len(baseline[seed].finite()) < 2 or (curve is not None and len(curve) < 2):
+            continue  # one measurement does not say when a value was reached
         own = first_reached(baseline[seed], target)
         assert own is not None
         reference[seed], steps[seed] = own, None if curve is None else first_reached(curve, target)

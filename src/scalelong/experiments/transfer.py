@@ -143,13 +143,17 @@ def optimum(losses: dict[float, float | None]) -> tuple[float, float, bool]:
 
 
 def spread(curves: Sequence[Curve]) -> dict[str, float]:
-    """Largest over smallest best learning rate of the cells that differ in width or depth alone."""
-    groups: dict[str, list[float]] = {}
+    """Largest over smallest best learning rate of the cells that differ in width or depth alone.
+
+    Groups with a cell that diverged, or whose best learning rate is at an edge of the grid, have none.
+    """
+    groups: dict[str, list[float | None]] = {}
     for curve in curves:
-        cell = curve.cell
-        if not curve.diverged:
-            groups.setdefault(f"{cell.parametrization}, {cell.scaling.label}", []).append(curve.optimum.mean)
-    return {name: max(rates) / min(rates) for name, rates in groups.items()}
+        cell, known = curve.cell, curve.inside and not curve.diverged
+        rates = groups.setdefault(f"{cell.parametrization}, {cell.scaling.label}", [])
+        rates.append(curve.optimum.mean if known else None)
+    whole = {name: [rate for rate in rates if rate is not None] for name, rates in groups.items()}
+    return {name: max(rates) / min(rates) for name, rates in whole.items() if len(rates) == len(groups[name])}
 
 
 def train_once(config: Config) -> float | None:

@@ -174,6 +174,12 @@ def tune_preset(
             for name in names
         ]
         missing = [job for job in planned if _key(job) not in known.finished]
+        for job in missing:  # the loss of a later step does not compare with those of this rung
+            if (trained := trained_steps(Run(job.folder))) > steps:
+                raise RunError(
+                    f"{job.folder} was trained for {trained} steps by another search, this one compares at {steps}; "
+                    "use another --out"
+                )
         clock.count(sum(steps - trained_steps(Run(job.folder)) for job in missing))
         if missing and not quiet:
             print(f"to step {steps}: {', '.join(names)}", file=sys.stderr, flush=True)
@@ -193,6 +199,10 @@ def tune_preset(
 class InterruptedSearchError(ScaleLongError):
     """A signal stopped the search; the same command resumes it."""
 
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"stopped by signal {signal}; the same command resumes")
+        self.signal = signal
+
 
 def _train(missing: Sequence[Job], out: Path, jobs: int | None, quiet: bool) -> Sequence[Ending]:
     if not missing:
@@ -201,12 +211,12 @@ def _train(missing: Sequence[Job], out: Path, jobs: int | None, quiet: bool) -> 
     with Live(missing, quiet=quiet) as display:
         endings, signal = run_jobs(missing, slots, out / "logs", display)
     if signal is not None:
-        raise InterruptedSearchError(f"stopped by signal {signal}; the same command resumes")
+        raise InterruptedSearchError(signal)
     return endings
 
 
 def _key(job: Job) -> str:
-    return json.dumps(job.config.to_dict(), sort_keys=True)
+    return json.dumps([job.name, job.config.to_dict()], sort_keys=True)
 
 
 def _result(ending: Ending) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from scalelong._text import with_interval
 from scalelong.experiments.comparison import outer_and_inner
-from scalelong.experiments.statistics import CONFIDENCE, Estimate
+from scalelong.experiments.statistics import Estimate, paired_ratio
 from scalelong.paper.drawing import color, label
 from scalelong.paper.judge import LESS, Outcome, Table, means_table
 from scalelong.paper.study import Trained
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RESAMPLES = 2000
 BLOCK = 5  # snapshots; the autocorrelation of neighbours is up to 0.5
 PAIRS = (("cs", "none"), ("ls", "none"), ("uniform", "none"), ("cs", "uniform"), ("ls", "uniform"))
 MEASURES = {"norm": "norm of features", "absolute": "absolute oscillation of features"}
@@ -66,11 +65,11 @@ def figure_1(studies: Sequence[Trained], size: str) -> Outcome:
 
 
 def figure_12(studies: Sequence[Trained], size: str) -> Outcome:
-    """Compare the same seed by seed: within one run the snapshots are resampled."""
+    """Compare the same seed by seed: within one run, over blocks of snapshots."""
     note = (
-        "Each interval is of one run, not over seeds: bootstrap percentiles over the stored snapshots of the last "
-        f"fifth of training ({RESAMPLES} resamples in blocks of {BLOCK} successive snapshots, which resemble each "
-        "other; the same snapshots of both runs, which see the same batches)."
+        "Each interval is of one run, not over seeds: Student's t over blocks of the stored snapshots of the second "
+        f"half of training ({BLOCK} successive snapshots each, which resemble each other; the same blocks of both "
+        "runs, which see the same batches)."
     )
     outcome = Outcome(notes=[note, MEANING])
     for trained in studies:
@@ -83,7 +82,7 @@ def figure_12(studies: Sequence[Trained], size: str) -> Outcome:
             for seed, own in trained.norms(variant).items():
                 for (key, what), (side, joins) in product(MEASURES.items(), outer_and_inner(len(own["norm"])).items()):
                     if seed in baseline:
-                        ratio = resampled_ratio(_late(own, joins, key), _late(baseline[seed], joins, key), SIZES[key])
+                        ratio = ratio_in_blocks(_late(own, joins, key), _late(baseline[seed], joins, key), SIZES[key])
                         text = f"seed {seed}: {label(variant)} lowers the {what} at the {side} joins"
                         quantity = f"{what} at the {side} joins, {label(variant)} / no scaling, seed {seed}"
                         outcome.claim(trained, text, quantity, LESS, ratio)
@@ -123,33 +122,30 @@ def _band(rows: Rows) -> Rows:  # (…, steps, joins) -> (…)
 SIZES = {"norm": _mean_norm, "absolute": _band}
 
 
-def resampled_ratio(
+def ratio_in_blocks(
     own: dict[int, list[float]], baseline: dict[int, list[float]], size: Callable[[Rows], Rows] = _mean_norm
 ) -> Estimate | None:
-    """Return size(own)/size(baseline) with its 95 % bootstrap percentile interval over the steps that both have.
+    """Return the geometric mean over blocks of size(own)/size(baseline), with the t interval of its logarithm.
 
-    Values are step → one per join. Blocks of BLOCK successive steps, which may wrap around, are resampled: norms of
-    neighbours are correlated.
+    Values are step → one per join, of steps that both have. A block has BLOCK successive steps: norms of neighbours are
+    correlated, blocks hardly. None for fewer than three blocks.
     """
     shared = sorted(own.keys() & baseline.keys())
-    if len(shared) < 8:
+    blocks = [shared[k : k + BLOCK] for k in range(0, len(shared) - BLOCK + 1, BLOCK)]
+    if len(blocks) < 3:
         return None
-    a, b = (np.array([side[step] for step in shared]) for side in (own, baseline))
-    starts = np.random.default_rng(0).integers(0, len(shared), (RESAMPLES, -(-len(shared) // BLOCK), 1))
-    picks = ((starts + np.arange(BLOCK)) % len(shared)).reshape(RESAMPLES, -1)[:, : len(shared)]
-    ratios = size(a[picks]) / size(b[picks])
-    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Estimate(float(size(a) / size(b)), float(low), float(high), len(shared))
+    sides = ([float(size(np.array([side[step] for step in block]))) for block in blocks] for side in (own, baseline))
+    return paired_ratio(*(dict(enumerate(sizes)) for sizes in sides))
 
 
 def _late(norms: dict[str, Any], joins: Sequence[int], key: str) -> dict[int, list[float]]:
-    """Return step → ‖h_i‖ at every join (key "norm") or its distance to the smoothed curve ("absolute"), over the last
-    fifth of training.
+    """Return step → ‖h_i‖ at every join (key "norm") or its distance to the smoothed curve ("absolute"), over the
+    second half of training.
     """
     late = {}
     for step, row, smooth in zip(norms["steps"], norms["raw"], norms["smooth"], strict=True):
         values = [(row[i - 1], smooth[i - 1]) for i in joins]
-        if step >= 0.8 * norms["steps"][-1] and all(norm and curve for norm, curve in values):
+        if step >= 0.5 * norms["steps"][-1] and all(norm and curve for norm, curve in values):
             late[step] = [norm if key == "norm" else norm - curve for norm, curve in values]
     return late
 

@@ -6,8 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scalelong.files import read_json
 from scalelong.runs.config import Config, flatten
-from scalelong.runs.run import Run, find_runs
+from scalelong.runs.run import COMPARISON, Run, find_runs
 from scalelong.scaling import parse_scaling
 
 SEPARATOR = " · "
@@ -22,6 +23,7 @@ class RunView:
     name: str
     label: str
     seed: int | None
+    is_baseline: bool = False
 
     @property
     def finished(self) -> bool:
@@ -33,15 +35,19 @@ def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
     """Open runs in the given order. The folder of a comparison stands for its runs."""
     runs = find_runs(paths)
     seeds = [seed if type(seed := run.settings.get("seed")) is int else None for run in runs]
-    columns = zip(runs, _names(runs), _labels(runs, seeds), seeds, strict=True)
+    labels = _labels(runs, seeds)
+    stored = read_json(Path(paths[0]) / COMPARISON) if len(paths) == 1 else None
+    scalings = [label.partition(SEPARATOR)[0] for label in labels]
+    baseline = (stored or {}).get("baseline")
+    baseline = baseline if baseline in scalings else "none"
+    columns = zip(runs, _names(runs), labels, seeds, (scaling == baseline for scaling in scalings), strict=True)
     return [RunView(index, *column) for index, column in enumerate(columns)]
 
 
 def labels(views: Sequence[RunView]) -> list[str]:
-    """All labels, each once. The unscaled network comes first: it is the baseline."""
-    return sorted(
-        dict.fromkeys(view.label for view in views), key=lambda label: label.partition(SEPARATOR)[0] != "none"
-    )
+    """All labels, each once. The baseline comes first: that of a comparison, otherwise the unscaled network."""
+    first = {view.label for view in views if view.is_baseline}
+    return sorted(dict.fromkeys(view.label for view in views), key=lambda label: label not in first)
 
 
 def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -80,7 +86,7 @@ def _labels(runs: list[Run], seeds: list[int | None]) -> list[str]:
         if len(set(zip(labels, whole, strict=True))) == len(set(labels)):  # equal labels hide no difference
             break
     distinct = set(zip(labels, seeds, strict=True))
-    return labels if len(distinct) == len(runs) else [run.name for run in runs]
+    return labels if len(distinct) == len(runs) else _names(runs)
 
 
 def _label(run: Run, keys: Sequence[str]) -> str:

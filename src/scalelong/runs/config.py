@@ -349,6 +349,13 @@ def differences(stored: Config, new: Config) -> list[str]:
     return [f"{k}: {before.get(k)!r} → {after.get(k)!r}" for k in sorted(keys) if before.get(k) != after.get(k)]
 
 
+def measured_differently(stored: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Settings that a resumed run may change, but that change what is measured: key → (stored, new), if they differ."""
+    keys = ("validate.n", "validate.every", "monitor.every", "monitor.samples")
+    before, after = flatten(stored.to_dict()), flatten(new.to_dict())
+    return {key: (before[key], after[key]) for key in keys if before[key] != after[key]}
+
+
 def kept_kappa(new: Config, stored: Config) -> Config:
     """Return `new` with the kappa that scaling `auto` chose when the run of `stored` began."""
     if not new.scaling.unresolved or stored.scaling.kind != new.scaling.kind:
