@@ -9,7 +9,7 @@ from scipy import stats
 
 import scalelong
 from scalelong.cli import main
-from scalelong.errors import InvalidValueError
+from scalelong.errors import InvalidValueError, RunError
 from scalelong.experiments.halving import Score, halve, paired_differences
 from scalelong.experiments.scheduler import Ending
 from scalelong.experiments.tuning import Budget, _Clock, candidates_of, parse_budget, scores, tune_preset
@@ -44,6 +44,13 @@ def test_clear_differences_are_found_with_a_third_of_the_steps_of_the_grid():
     trials = np.array([simulate(seed, 0.03) for seed in range(100)], dtype=float)
     assert trials[:, 1].mean() >= 0.95
     assert trials[:, 2].mean() <= 1 / 3
+
+
+def test_a_folder_that_was_trained_further_than_a_rung_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalelong.experiments.tuning.trained_steps", lambda run: 9)
+    candidates = candidates_of(tiny_config("digits-uvit", train__steps=16), ["scaling"], "none,cs:0.5")
+    with pytest.raises(RunError, match=r"was trained for 9 steps .* compares at 2; use another --out"):
+        tune_preset(candidates, [0], tmp_path, quiet=True)
 
 
 def test_with_two_candidates_the_interval_is_the_paired_t_interval():
