@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scalelong.diffusion.network import Conditions, Network, Spec, predict
 from scalelong.errors import invalid
+from scalelong.interpolant import as_float64
 from scalelong.objective import get_objective
 
 
@@ -110,4 +111,4 @@ def _means(changes: Tensor, losses: Tensor, sizes: Tensor) -> Moved:
 
 
 def _mean_square(x: Tensor) -> Tensor:
-    return x.cpu().double().square().flatten(1).mean(1)  # MPS has no float64
+    return as_float64(x).square().flatten(1).mean(1).cpu()

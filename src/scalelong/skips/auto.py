@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from scalelong._modules import first_tensor, leave_no_trace
 from scalelong.errors import UnsupportedNetworkError, invalid
+from scalelong.interpolant import as_float64
 from scalelong.scaling import ConstantScaling
 from scalelong.scaling.base import SMALLEST
 from scalelong.scaling.sums import choose_kappa, cs_sum, kappa_for_sum
@@ -61,7 +62,7 @@ def auto_scaling(root: nn.Module, sites: Sequence[Site], placement: str, example
     """Resolve `ConstantScaling("auto")` from the arguments of one call. ‖ε‖²/‖x_t‖² is that of its input, ‖ε‖² = m."""
     args, kwargs = as_call(root, example)
     x = first_tensor([*args, *kwargs.values()])
-    norms = None if x is None else x.detach().cpu().double().flatten(1).square().mean(1)  # ‖x_t‖²/m, (B,)
+    norms = None if x is None else as_float64(x.detach()).flatten(1).square().mean(1)  # ‖x_t‖²/m, (B,)
     if norms is None or not bool((norms > 0).all()) or not bool(norms.isfinite().all()):
         raise invalid(
             "example", 'a noisy training batch (x, t) for kappa="auto"', "an input that is zero or not finite"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from scalelong._modules import evaluating, first_tensor
 from scalelong._text import number
+from scalelong.interpolant import as_float64
 from scalelong.scaling import NoScaling, Scaling, SkipScaling, parse_scaling
 from scalelong.scaling.modules import CalibratedSkips
 from scalelong.skips.application import scaled_root, sites_of, unwrapped
@@ -236,7 +237,7 @@ def _keep(into: dict[int, Tensor], i: int, site: Site | None, *call: Any) -> Non
     if (output := first_tensor(call[-1])) is not None:
         if site is not None and site.channels is not None:
             _, output = split_joined(output, site.channels, site.dim, site.leading)
-        into[i] = output.detach().cpu().double()  # MPS has no float64
+        into[i] = as_float64(output.detach())
 
 
 def _relative_change(after: Tensor | None, before: Tensor | None) -> float:

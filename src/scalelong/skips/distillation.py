@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from scalelong._modules import first_tensor, leave_no_trace
 from scalelong._text import number
 from scalelong.errors import ScalingStateError, invalid
+from scalelong.interpolant import as_float64
 from scalelong.scaling import ExplicitScaling
 from scalelong.skips.application import apply_quietly, scaled_root
 from scalelong.skips.found import as_call
@@ -137,7 +138,7 @@ class _Record:
         self.low, self.high = math.inf, -math.inf
 
     def add(self, kappa: Tensor) -> None:
-        rows = kappa.detach().cpu().double().flatten(1)  # (B, tokens or channels)
+        rows = as_float64(kappa.detach()).flatten(1)  # (B, tokens or channels)
         self.inputs, self.units = self.inputs + len(rows), self.units + rows.numel()
         self.total, self.squares = self.total + float(rows.sum()), self.squares + float(rows.square().sum())
         self.by_input += float(rows.mean(1).square().sum())
@@ -176,7 +177,7 @@ def _pass(
                 handle.remove()
             output = first_tensor(list(returned.values()) if hasattr(returned, "keys") else returned)
             assert output is not None
-            outputs.append(output.detach().cpu().double().flatten())
+            outputs.append(as_float64(output.detach()).flatten().cpu())
             if loss is not None:
-                losses += torch.as_tensor(loss(root, call)).detach().cpu().double().flatten().tolist()
+                losses += as_float64(loss(root, call)).detach().flatten().tolist()
     return torch.cat(outputs) if outputs else None, tuple(losses)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scalelong._modules import first_tensor, leave_no_trace
+from scalelong.interpolant import as_float64
 from scalelong.scaling import SkipScaling
 from scalelong.skips.found import as_call
 from scalelong.skips.hooks import attach
@@ -50,4 +51,4 @@ def register_measured(
 def _output(returned: Any) -> Tensor:
     tensor = first_tensor(list(returned.values()) if hasattr(returned, "keys") else returned)
     assert tensor is not None
-    return tensor.detach().cpu().double()  # MPS has no float64
+    return as_float64(tensor.detach())
