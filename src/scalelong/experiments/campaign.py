@@ -263,8 +263,9 @@ def _check_values(plan: Plan, path: Path) -> None:
     check("seeds", counts(seeds, 0) and len(set(seeds)) == len(seeds) > 0, "one or more different seeds", seeds)
     check("steps", counts((plan.steps,), 1), "an integer >= 1", plan.steps)
     for arm in plan.arms:
-        named = isinstance(arm.name, str) and re.fullmatch(r"\w[\w.+-]*", arm.name) and not arm.name.startswith(TUNING)
-        check("name of an arm", bool(named), f"letters, digits, '.', '-', '_', not {TUNING}…", arm.name)
+        named = isinstance(arm.name, str) and re.fullmatch(r"\w[\w.+-]*", arm.name) is not None
+        named = named and not arm.name.startswith(f"{TUNING}-")
+        check("name of an arm", named, f"letters, digits and '.+-_', not starting with {TUNING}-", arm.name)
         check(f"scaling of {arm.name}", isinstance(arm.scaling, str), "a scaling such as cs:0.5", arm.scaling)
         if arm.optimizer not in OPTIMIZERS:
             raise unknown(f"{path}: optimizer", arm.optimizer, OPTIMIZERS)

@@ -40,6 +40,11 @@ def kappa_for_sum(total: float, n: int) -> float:
     return (low + high) / 2
 
 
+def rounded_within(kappa: float, low: float, high: float) -> float:
+    """Round to two decimals, or up to two, without leaving [low, high]; otherwise return it as it is."""
+    return next((k for k in (round(kappa, 2), math.ceil(kappa * 100) / 100) if low <= k <= high), kappa)
+
+
 def choose_kappa(mean_ratio: float, n: int) -> tuple[float, float, float, str]:
     """Return (low, high, recommended, reason) of kappa for a mean ratio and N long skips.
 
@@ -62,8 +67,7 @@ def choose_kappa(mean_ratio: float, n: int) -> tuple[float, float, float, str]:
     keeps_all = SMALLEST ** (1 / (n - 1))  # the kappa that scales the innermost skip by SMALLEST
     raised = min(max(middle, keeps_all), high)
     # Round to two decimals, the precision of the estimate, without leaving the range.
-    floor, rounded = max(low, min(keeps_all, raised)), (round(raised, 2), math.ceil(raised * 100) / 100)
-    recommended = next((value for value in rounded if floor <= value <= high), raised)
+    recommended = rounded_within(raised, max(low, min(keeps_all, raised)), high)
     least = f"the mean ratio {mean_ratio:.2f}" if mean_ratio >= 1 else f"1 (the mean ratio {mean_ratio:.2f} is less)"
     between = f"the geometric mean of {least} and the cap {cap:g}"
     if raised > middle:

@@ -22,7 +22,7 @@ from scalelong.errors import UnsupportedNetworkError, invalid
 from scalelong.interpolant import as_float64
 from scalelong.scaling import ConstantScaling
 from scalelong.scaling.base import SMALLEST
-from scalelong.scaling.sums import choose_kappa, cs_sum, kappa_for_sum
+from scalelong.scaling.sums import choose_kappa, cs_sum, kappa_for_sum, rounded_within
 from scalelong.skips.description import Row, measure_rows
 from scalelong.skips.found import as_call
 from scalelong.skips.hooks import Handle, attach
@@ -99,8 +99,7 @@ def auto_kappa(
             low = min(max(low, (SMALLEST / inner) ** (1 / (n - 1))), high)
         high = max(low, min(high, _largest(lambda kappa: moved(kappa) >= FELT)))
         total = math.sqrt(cs_sum(low, n) * cs_sum(high, n))
-        kappa = min(max(kappa_for_sum(total, n), low), high)
-        kappa = next((k for k in (round(kappa, 2), math.ceil(kappa * 100) / 100) if low <= k <= high), kappa)
+        kappa = rounded_within(min(max(kappa_for_sum(total, n), low), high), low, high)
         reason = f"Σκ² = {cs_sum(kappa, n):.2f} is the geometric middle of kappa = {low:.2f} and {high:.2f}; "
         reason += f"the data alone recommends {recommended:g}"
     return AutoKappa(kappa, reason, low, high, recommended, mean_ratio, gains, ratios, moved(kappa))
