@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,10 +11,12 @@ from scalelong.errors import ScaleLongError
 from scalelong.experiments import compare, scheduler
 from scalelong.experiments.campaign import read_plan, run_missing
 from scalelong.experiments.campaign_results import Results, page
-from scalelong.experiments.campaign_run import run_planned
+from scalelong.experiments.campaign_run import Observed, _thin, run_planned
 from scalelong.experiments.rounding import Rounding
 from scalelong.report.campaign import draw_campaign
 from scalelong.report.figures import save_figure
+from scalelong.runs.logs import Series
+from scalelong.runs.run import Run
 
 PLAN = """
 title = "Test"
@@ -235,6 +238,24 @@ def test_a_finished_run_leaves_a_record_with_norms_of_every_join_and_block(make_
     assert "cs-seed0" not in [job.name for job in plan.missing(tmp_path)]
 
 
+def test_headroom_keeps_the_largest_value_from_before_a_resume(tmp_path):
+    net = torch.nn.Linear(1, 1)
+    net.register_forward_hook(rounding := Rounding("bf16"))
+    run = Run(tmp_path)
+    measure = Observed(run, config=None, spec=None)
+    rounding.largest = 65_504 / 20
+    assert measure(net, 5) == {"headroom": pytest.approx(20)}
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5, "headroom": 20.0}\n')
+    rounding.largest = 65_504 / 30  # a resumed process starts from zero
+    assert measure(net, 10) == {"headroom": 20}
+
+
+def test_stored_curves_have_measured_values_and_means_of_noisy_ones():
+    curve = Series(np.arange(1, 401.0), np.arange(400.0))
+    assert _thin(curve, noisy=False) == {"steps": list(range(4, 401, 4)), "values": list(range(3, 400, 4))}
+    assert _thin(curve, noisy=True)["values"][:2] == [1.5, 5.5]
+
+
 def test_reference_statistics_are_computed_before_the_runs_that_share_them(make_plan, tmp_path, monkeypatch):
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
     distance = "[distance]\nevery = 0\nn = 0\nfinal = 4\nevaluations = 2\nextractor = 'pixels'\nreference = 'train'\n"
@@ -342,7 +363,7 @@ def test_an_acceleration_that_a_seed_does_not_have_is_a_bound_in_words(make_plan
         write_record(plan, f"cs-seed{seed}", "cs", seed, loss=0.6 if seed else 0.4)
         write_record(plan, f"ls-seed{seed}", "ls", seed, loss=0.6)
     sooner = {v.arm: (v.text, v.verdict) for v in Results(plan).verdicts() if "reaches the baseline's" in v.claim}
-    assert sooner["cs"] == ("reached in 1 of 3, below 1.00 in the others", "open")
+    assert sooner["cs"] == ("reached in 1 of 3 (1.18×), below 1.00 in the others", "open")
     assert sooner["ls"] == ("reached in 0 of 3, below 1.00", "disagrees")
 
 
@@ -353,7 +374,7 @@ def test_a_run_that_became_non_finite_never_reaches_the_baseline(make_plan):
         write_record(plan, f"cs-seed{seed}", "cs", seed, loss=0.4, failure="not finite" if seed > 1 else None)
         write_record(plan, f"ls-seed{seed}", "ls", seed, failure="not finite")
     sooner = {v.arm: (v.text, v.verdict) for v in Results(plan).verdicts() if "reaches the baseline's" in v.claim}
-    assert sooner["cs"] == ("reached in 2 of 4, 2 became non-finite", "open")
+    assert sooner["cs"] == ("reached in 2 of 4 (1.18×, 1.18×), 2 became non-finite", "open")
     assert sooner["ls"] == ("reached in 0 of 4, 4 became non-finite", "disagrees")
 
 

@@ -108,7 +108,7 @@ def test_a_seed_that_became_nonfinite_leaves_no_factor_and_shows_how_many_pairs_
     comparison = Comparison(runs, ["none", "cs"], preset="digits", steps=3, seeds=[0, 1, 2], failed=[("cs", 2)])
     assert comparison.row("cs").sooner["val_loss"].factor is None
     table = {title: cells[1] for title, _, cells in comparison.table()}
-    assert table["sooner"] == ("–", "reached in 2 of 3, 1 became non-finite")
+    assert table["sooner"] == ("–", "reached in 2 of 3 (1.50×, 1.50×), 1 became non-finite")
     assert table["validation loss"][1] == "−20.0 % [−20.0, −20.0] (n = 2)"
 
 

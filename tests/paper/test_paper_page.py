@@ -7,11 +7,13 @@ from pathlib import Path
 
 from paper_runs import TINY
 
+from scalelong.experiments.campaign import read_plan
+from scalelong.experiments.campaign_results import Results
 from scalelong.experiments.statistics import Estimate
 from scalelong.files import write_text
 from scalelong.paper.items import ITEMS
-from scalelong.paper.judge import AGREES, OPEN, VERDICTS, Claim, below
-from scalelong.paper.page import INTRODUCTION, measured, page
+from scalelong.paper.judge import AGREES, DISAGREES, OPEN, VERDICTS, Claim, above, below
+from scalelong.paper.page import CAMPAIGNS, INTRODUCTION, measured, page
 from scalelong.paper.run import FORMAT, to_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,6 +70,25 @@ def test_the_regime_and_the_rule_precede_the_results(tmp_path):
 def test_a_measurement_without_interval_is_shown_without_one():
     assert measured(Claim("c", "q", below(1.0), None).to_dict()) == "–"
     assert measured(Claim("c", "q", below(1.0), Estimate(0.25, None, None, 1)).to_dict()) == "0.25"
+
+
+def test_an_acceleration_that_seeds_do_not_have_is_shown_as_a_bound():
+    claim = Claim("c", "q", above(1.0), Estimate(1.0, 1.0, 1.0, 3), "at least 1.5×", "reached in 0 of 3, below 1.00")
+    assert claim.verdict == DISAGREES
+    assert measured(claim.to_dict()) == "reached in 0 of 3, below 1.00"
+
+
+def test_items_show_what_campaigns_say_about_them():
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    sections = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
+    for name, (campaigns, keys) in CAMPAIGNS.items():
+        assert sections[name].count("**Campaign:**") == len(campaigns)
+        for campaign in campaigns:
+            verdicts = Results(read_plan(ROOT / "results" / "campaign" / campaign)).verdicts()
+            rows = [f"| {' | '.join(v.row)} |" for v in verdicts if v.key in keys]
+            assert rows
+            assert all(row in sections[name] for row in rows)
+    assert "**Campaign:**" not in sections["figure-6"]
 
 
 def test_the_documentation_is_generated_from_the_results(monkeypatch):

@@ -34,8 +34,12 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim about an arm against its baseline, and what the finished pairs of runs say about it."""
+    """A claim about an arm against its baseline, and what the finished pairs of runs say about it.
 
+    `key` is the measure, of CLAIMS, or SOONER.
+    """
+
+    key: str
     arm: str
     baseline: str
     claim: str
@@ -46,6 +50,11 @@ class Verdict:
     @property
     def text(self) -> str:
         return self.bound if self.measured is None else f"{_cell(self.measured)} (n = {self.measured.n})"
+
+    @property
+    def row(self) -> list[str]:
+        """Cells of a Markdown table: arm, claim, measurement, verdict."""
+        return [self.arm, self.claim, self.text, self.verdict if self.verdict == REPORTED else f"**{self.verdict}**"]
 
 
 class Results:
@@ -118,9 +127,11 @@ class Results:
                             verdict = f"open ({lost} became non-finite)"
                         if key in ("kid", "fid") and not all(self._images(name) for name in (arm, baseline)):
                             verdict = "no verdict: the samples are not images"
-                        found.append(Verdict(arm, baseline, claim, ratio, verdict))
+                        found.append(Verdict(key, arm, baseline, claim, ratio, verdict))
                     elif own.keys() & base.keys():  # KID is unbiased: it may be negative
-                        found.append(Verdict(arm, baseline, claim, None, "no verdict", "no ratio: a value is <= 0"))
+                        found.append(
+                            Verdict(key, arm, baseline, claim, None, "no verdict", "no ratio: a value is <= 0")
+                        )
                 sooner = comparison.row(arm).sooner
                 for key, title in CURVES.items():
                     if key not in sooner:
@@ -138,7 +149,7 @@ class Results:
                     else:
                         low, high = (None if end is None else 1 / end for end in (factor.high, factor.low))
                         verdict = judge(Estimate(1 / factor.mean, low, high, factor.n), 1 / ACCELERATION)
-                    found.append(Verdict(arm, baseline, claim, factor, verdict, sooner[key].bound))
+                    found.append(Verdict(SOONER, arm, baseline, claim, factor, verdict, sooner[key].bound))
         return found
 
     def _last_step(self, arm: str, key: str) -> int:
@@ -288,10 +299,7 @@ def page(results: Sequence[Results]) -> str:
             rows = [[arm, *map(_cell, row)] for arm, row in joins.items()]
             parts.append(_table(columns, rows))
         if not one.designed and (verdicts := one.verdicts()):
-            rows = [
-                [v.arm, v.claim, v.text, v.verdict if v.verdict == REPORTED else f"**{v.verdict}**"] for v in verdicts
-            ]
-            parts.append(_table(["arm", "claim", "measured", "verdict"], rows))
+            parts.append(_table(["arm", "claim", "measured", "verdict"], [verdict.row for verdict in verdicts]))
     return "\n\n".join(parts) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from scalelong.runs.logs import Series
 
 LARGEST_FP16 = 65_504
+NOISY = ("loss", "grad_norm")  # columns whose stored curve is averaged
 
 
 def run_planned(job: dict[str, Any]) -> int:
@@ -90,7 +92,8 @@ class Observed:
             values["kid"] = self._evaluate(self.spec.n, net, step)["kid"]
         hooks = [hook for m in net.modules() for hook in m._forward_hooks.values() if isinstance(hook, Rounding)]
         if hooks and (largest := max(hook.largest for hook in hooks)) > 0:
-            values["headroom"] = LARGEST_FP16 / largest
+            earlier = Run(self.run.folder).column("headroom").values  # before a resume; hooks keep nothing
+            values["headroom"] = float(min([LARGEST_FP16 / largest, *earlier]))
         return values
 
     def final(self) -> dict[str, float]:
@@ -122,22 +125,25 @@ def make_record(run: Run, header: dict[str, Any], values: dict[str, float], fail
     measured, log = measure_run(run, header["arm"], run.config.seed), run.stability
     keys = ("campaign", "arm", "tuning", "command", "optimizer", "rounding", "distance")
     ended = {key: run.column(key).last for key in ("kid", "headroom") if len(run.column(key))}
-    names = ("loss", "grad_norm", "val_loss", "val_loss_ema", "kid", "headroom")
+    columns = {name: run.column(name) for name in (*NOISY, "val_loss", "val_loss_ema", "kid", "headroom")}
     return {
         "format": FORMAT, **{key: header[key] for key in keys}, "seed": run.config.seed, "failure": failure,
         "steps": int(run.logged_step), "config": run.config.to_dict(), "parameters": run.record.get("parameters"),
         "versions": run.record.get("versions"), "written": run.record.get("written"),
         "values": measured.values | ended | values, "alarms": 0 if log is None else len(log.alarms()),
-        "curves": {name: _thin(run.column(name)) for name in names if len(run.column(name))},
+        "curves": {name: _thin(curve, name in NOISY) for name, curve in columns.items() if len(curve)},
         "norms": measured.norms,
     }  # fmt: skip
 
 
-def _thin(curve: Series) -> dict[str, Any]:
-    """At most POINTS means over successive entries, each at its last step."""
+def _thin(curve: Series, noisy: bool) -> dict[str, Any]:
+    """At most POINTS entries: of a noisy curve the means over successive ones, each at its last step, else the last."""
     parts = np.array_split(np.arange(len(curve)), min(POINTS, len(curve)))
-    with np.errstate(all="ignore"):
-        means = [
-            float(np.nanmean(curve.values[part])) if np.isfinite(curve.values[part]).any() else np.nan for part in parts
-        ]
-    return {"steps": [int(curve.steps[part[-1]]) for part in parts], "values": rounded(means)}
+    ends = [part[-1] for part in parts]
+    values = [_finite_mean(curve.values[part]) for part in parts] if noisy else curve.values[ends].tolist()
+    return {"steps": curve.steps[ends].astype(int).tolist(), "values": rounded(values)}
+
+
+def _finite_mean(values: Any) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan

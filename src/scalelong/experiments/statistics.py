@@ -116,7 +116,9 @@ class Acceleration:
         """In words, if a seed never reaches the value; otherwise empty."""
         if self.factor is not None:
             return ""
-        words = [f"reached in {self.reached} of {self.seeds}"]
+        factors = [self.baseline[seed] / step for seed, step in self.steps.items() if step is not None]
+        listed = f" ({', '.join(f'{factor:.2f}×' for factor in factors)})" if factors else ""
+        words = [f"reached in {self.reached} of {self.seeds}{listed}"]
         if self.at_most is not None:
             words.append(f"below {self.at_most:.2f}{' in the others' if self.reached else ''}")
         return ", ".join([*words, *([f"{self.failed} became non-finite"] if self.failed else [])])

@@ -49,6 +49,7 @@ class Claim:
     region: Region
     estimate: Estimate | None
     paper: str = ""  # the paper's figure for the quantity
+    bound: str = ""  # in words, if `estimate` is of bounds: it decides the verdict, but is not a measurement
 
     @property
     def verdict(self) -> str:
@@ -65,7 +66,7 @@ class Claim:
         return {
             "claim": self.text, "quantity": self.quantity, "predicted": str(self.region), "region": ends,
             "measured": None if self.estimate is None else asdict(self.estimate),
-            "paper": self.paper, "verdict": self.verdict,
+            "paper": self.paper, "verdict": self.verdict, "bound": self.bound,
         }  # fmt: skip
 
 
@@ -88,10 +89,11 @@ class Outcome:
     data: dict[str, Any] = field(default_factory=lambda: {"panels": []})
 
     def claim(
-        self, trained: Trained, text: str, quantity: str, region: Region, estimate: Estimate | None, paper: str = ""
-    ) -> None:
+        self, trained: Trained, text: str, quantity: str, region: Region, estimate: Estimate | None, paper: str = "",
+        bound: str = "",
+    ) -> None:  # fmt: skip
         """Add a claim about the runs of a study."""
-        self.claims.append(Claim(f"{trained.title}: {text}", quantity, region, estimate, paper))
+        self.claims.append(Claim(f"{trained.title}: {text}", quantity, region, estimate, paper, bound))
 
     def claim_ratios(
         self, trained: Trained, key: str, what: str, pairs: Sequence[tuple[str, str]], *, verb: str = "lowers",

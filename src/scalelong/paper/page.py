@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from scalelong._text import with_interval
+from scalelong.experiments.campaign import PLAN, SOONER, read_plan
+from scalelong.experiments.campaign_results import Results
 from scalelong.paper.cost import minutes_on_two_cores
 from scalelong.paper.items import ITEMS
 from scalelong.paper.judge import VERDICTS
@@ -12,6 +14,12 @@ from scalelong.paper.run import RESULTS, read_result
 
 PAGE = Path("docs") / "paper.md"
 INTRODUCTION = Path(__file__).with_name("page.md")
+# Item → campaigns that repeat it or run longer, and their measures that the item is about.
+CAMPAIGNS = {
+    "figure-1": (("digits-norms-repeat", "cifar10"), ("norm_outer", "norm_inner", "absolute_outer", "absolute_inner")),
+    "figure-5": (("cifar10",), (SOONER,)),
+    "table-1": (("cifar10",), ("val_loss_ema", "kid", "fid")),
+}
 
 
 def page(results: Path = RESULTS, at: Path = PAGE) -> str:
@@ -26,9 +34,11 @@ def page(results: Path = RESULTS, at: Path = PAGE) -> str:
         else:
             minutes = minutes_on_two_cores(item)
             parts.append(f"Not run. `scalelong paper {name}` runs it in about {minutes:.0f} min on 2 cores.\n")
+        for campaign in CAMPAIGNS.get(name, ((), ()))[0]:
+            parts.append(_campaign(results.parent / "campaign" / campaign, name))
         if (full := read_result(results / f"{name}-paper.json")) is not None:
             parts.append(_section(full, folder, f"{item.title}, at the paper's size"))
-    return "\n".join(part.strip() + "\n" for part in parts)
+    return "\n".join(part.strip() + "\n" for part in parts if part)
 
 
 def _summary(results: dict[str, dict[str, Any] | None]) -> str:
@@ -72,6 +82,18 @@ def _section(result: dict[str, Any], folder: str, alt: str) -> str:
     return "\n".join(lines)
 
 
+def _campaign(folder: Path, item: str) -> str:
+    """What a campaign says about an item's claims; empty without its plan."""
+    if not (folder / PLAN).exists():
+        return ""
+    results = Results(read_plan(folder))
+    rows = [verdict.row for verdict in results.verdicts() if verdict.key in CAMPAIGNS[item][1]]
+    title = results.plan.title
+    anchor = "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+    head = f"**Campaign:** [{title}](campaign.md#{anchor}), {results.plan.steps:,} steps. {results.state}"
+    return "\n".join([head, "", *_table(("arm", "claim", "measured", "verdict"), rows)]) if rows else ""
+
+
 def _table(columns: Any, rows: Any) -> list[str]:
     """Return the lines of a Markdown table."""
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (columns, *rows)]
@@ -79,6 +101,8 @@ def _table(columns: Any, rows: Any) -> list[str]:
 
 
 def measured(claim: dict[str, Any]) -> str:
-    """Format a claim's measurement: 0.412 [0.31, 0.55], or –."""
+    """Format a claim's measurement: 0.412 [0.31, 0.55], a bound in words, or –."""
+    if claim.get("bound"):
+        return str(claim["bound"])
     estimate = claim["measured"]
     return "–" if estimate is None else with_interval(estimate["mean"], estimate["low"], estimate["high"])

@@ -139,17 +139,17 @@ class Trained:
         """Return variant/baseline, paired by seed."""
         return paired_ratio(self.values(variant, key), self.values(baseline, key))
 
-    def speedup(self, variant: str, baseline: str, key: str) -> tuple[Estimate | None, int]:
-        """Return the acceleration factor, and the number of seeds that never reached the baseline's final value.
+    def speedup(self, variant: str, baseline: str, key: str) -> tuple[Estimate | None, str]:
+        """Return the acceleration factor, and a bound in words if a seed never reached the baseline's final value.
 
         Such a run counts with the largest factor it could still have, had it arrived right after its last step.
         """
         curves, others = self._curves(variant, key), self._curves(baseline, key)
         if (result := acceleration(curves, others)) is None:
-            return None, 0
+            return None, ""
         last = {seed: float(curve.steps[-1]) for seed, curve in curves.items() if len(curve)}
         arrived = {seed: last[seed] if step is None else step for seed, step in result.steps.items()}
-        return paired_ratio(result.baseline, arrived), len(result.steps) - result.reached
+        return paired_ratio(result.baseline, arrived), result.bound
 
     def _curves(self, variant: str, key: str) -> dict[int, Series]:
         return {run.seed: run.curves.get(key, EMPTY) for run in self.of(variant)}
