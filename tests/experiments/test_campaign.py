@@ -57,7 +57,7 @@ def make_plan(tmp_path):
 def write_record(plan, name, arm, seed, norm=10.0, loss=0.5, failure=None, lr=0.001, steps=12):
     norms = {"norm": [norm] * 2, "absolute_oscillation": [0.1 * norm] * 2, "relative_oscillation": [0.01] * 2}
     norms |= {"steps": [1, 2], "smooth": [[norm, norm]] * 2, "raw": [[norm, norm]] * 2}
-    values = {"norm_outer": norm, "norm_inner": norm, "val_loss_ema": loss}
+    values = {"norm_outer": norm, "growth_outer": 0.5, "norm_inner": norm, "val_loss_ema": loss}
     config = plan.config(plan.arm(arm), seed, lr, steps).to_dict()
     curves = {"val_loss_ema": {"steps": [1, 12], "values": [1.0, loss]}}
     record = {"arm": arm, "seed": seed, "failure": failure, "alarms": 2, "values": values, "curves": curves}
@@ -415,7 +415,8 @@ def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_
     for arm in plan.arms:
         ratio = {12: 0.5, 24: 0.8}[arm.factors["depth"]] if arm.scaling != "none" else 1.0
         loss = 0.5 * (0.9 + 0.01 * (arm.factors["batch"] == 8) if ratio == 0.5 else 1.0)
-        write_record(plan, f"{arm.name}-seed0", arm.name, 0, norm=7.0 * ratio, loss=loss)
+        norm = 7.0 * arm.factors["batch"] ** 2 * ratio
+        write_record(plan, f"{arm.name}-seed0", arm.name, 0, norm=norm, loss=loss)
     effects = Results(plan).effects("norm_outer")
     assert effects["depth", "12"]["cs:0.5"].mean == pytest.approx(0.5)
     assert effects["depth", "24"]["cs:0.5"].mean == pytest.approx(0.8)
@@ -424,6 +425,10 @@ def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_
     exponents = Results(plan).exponents("norm_outer")
     assert exponents["depth"]["cs:0.5"].mean == pytest.approx(math.log2(0.8 / 0.5))
     assert exponents["batch"]["cs:0.5"].mean == pytest.approx(0)
+    growths = Results(plan).growths("norm_outer")
+    assert growths["batch"]["none"].mean == pytest.approx(2)
+    assert growths["depth"]["none"].mean == pytest.approx(0)
+    assert growths["depth"]["cs:0.5"].mean == pytest.approx(math.log2(0.8 / 0.5))
     assert list(draw_campaign(Results(plan))) == ["effects.png"]
     assert "Norm at the outer joins by level" in page([Results(plan)])
     assert "| cs:0.5 | 4 | 0 | 4 |" in page([Results(plan)])

@@ -11,7 +11,14 @@ import numpy as np
 from scalelong._text import with_interval
 from scalelong.experiments.campaign import CLAIMS, SOONER, Plan
 from scalelong.experiments.comparison import Comparison, RunMeasures
-from scalelong.experiments.statistics import Estimate, mean_interval, paired_difference, paired_ratio, slope_interval
+from scalelong.experiments.statistics import (
+    Estimate,
+    linear_fit,
+    mean_interval,
+    paired_difference,
+    paired_ratio,
+    slope_interval,
+)
 from scalelong.runs.logs import Series
 
 if TYPE_CHECKING:
@@ -220,6 +227,29 @@ class Results:
                 table.setdefault("steps", {})[scaling] = mean_interval(changes)
         return table
 
+    def growths(self, key: str) -> dict[str, dict[str, Estimate]]:
+        """Of a designed experiment whose factors are all numbers: factor → scaling → p of norm ∝ level^p.
+
+        That is the norm itself, not its ratio to the baseline's, with all factors fitted together. `steps` is the
+        growth over the second half of training.
+        """
+        table: dict[str, dict[str, Estimate]] = {}
+        if not all(_positive(level) for _, level in self._levels()):
+            return table
+        for scaling in dict.fromkeys(arm.scaling for arm in self.plan.arms):
+            keys = (key, key.replace("norm", "growth"))
+            own = [arm for arm in self.plan.arms if arm.scaling == scaling]
+            arms = [arm for arm in own if all(self.values(arm.name, name) for name in keys)]
+            norms, growths = (
+                [mean_interval(list(self.values(arm.name, name).values())).mean for arm in arms] for name in keys
+            )
+            rows = [[math.log(level) for level in arm.factors.values()] for arm in arms]
+            if rows and (fit := linear_fit(rows, np.log(norms).tolist())) is not None:
+                for factor, slope in zip(arms[0].factors, fit, strict=True):
+                    table.setdefault(factor, {})[scaling] = slope
+                table.setdefault("steps", {})[scaling] = mean_interval(growths)
+        return table
+
     def _levels(self) -> Iterator[tuple[str, Any]]:
         """Every factor with its levels: numbers in order, words as the plan has them."""
         for factor in dict.fromkeys(name for arm in self.plan.arms for name in arm.factors):
@@ -320,6 +350,10 @@ def _effects(results: Results) -> list[str]:
         rows = [[factor, *(_cell(cells.get(s)) for s in scalings)] for factor, cells in results.exponents(key).items()]
         if rows:
             fold += ["The exponent p of this ratio in a factor, ratio ∝ level^p:", _table(["", *scalings], rows)]
+        if key.startswith("norm") and (growths := results.growths(key)):
+            names = list(growths["steps"])
+            rows = [[factor, *map(_cell, cells.values())] for factor, cells in growths.items()]
+            fold += ["The norm itself, all factors fitted together, norm ∝ level^p:", _table(["", *names], rows)]
         parts += [*fold, "</details>"]
     return parts
 

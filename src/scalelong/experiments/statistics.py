@@ -53,18 +53,30 @@ def mean_interval(values: Sequence[float]) -> Estimate:
 
 def slope_interval(points: Sequence[tuple[float, float]]) -> Estimate:
     """Least-squares slope of y against x with its Student t interval: slope ± t_{n−2} · s/√Σ(x − x̄)²."""
-    n = len(points)
-    mean_x, mean_y = (math.fsum(values) / n for values in zip(*points, strict=True))
-    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
-    if not spread > 0:
+    fit = linear_fit([[x] for x, _ in points], [y for _, y in points])
+    if fit is None:
         raise invalid("points", "two or more different x", list(points))
-    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    if n < 3:
-        return Estimate(slope, None, None, n)
-    residual = math.fsum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points) / (n - 2)
+    return fit[0]
+
+
+def linear_fit(rows: Sequence[Sequence[float]], y: Sequence[float]) -> list[Estimate] | None:
+    """Least-squares coefficients of y on the columns of `rows` and a constant, with Student t intervals.
+
+    Returns None if the columns do not determine them.
+    """
+    x = np.asarray(rows, dtype=float)  # (n, columns)
+    x, target = x - x.mean(0), np.asarray(y, dtype=float) - np.mean(y)  # centred: the constant drops out
+    n, columns = x.shape
+    if np.linalg.matrix_rank(x) < columns:
+        return None
+    slopes = np.linalg.lstsq(x, target, rcond=None)[0]
+    freedom = n - columns - 1
+    if freedom < 1:
+        return [Estimate(float(slope), None, None, n) for slope in slopes]
+    residual = float(np.square(target - x @ slopes).sum()) / freedom
     special = require("scipy.special", "train", "confidence intervals")
-    half = float(special.stdtrit(n - 2, (1 + CONFIDENCE) / 2)) * math.sqrt(residual / spread)
-    return Estimate(slope, slope - half, slope + half, n)
+    halves = special.stdtrit(freedom, (1 + CONFIDENCE) / 2) * np.sqrt(residual * np.diag(np.linalg.inv(x.T @ x)))
+    return [Estimate(float(b), float(b - half), float(b + half), n) for b, half in zip(slopes, halves, strict=True)]
 
 
 def paired_ratio(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
