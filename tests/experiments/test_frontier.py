@@ -89,6 +89,11 @@ def noise(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, x
 
 
+def test_functions_that_processes_cannot_import_are_refused_before_the_first_starts():
+    with pytest.raises(ScaleLongError, match=r"jobs=2 starts processes.*or use jobs=1"):
+        stable_learning_rate(lambda seed: parabola(seed), no_batch, steps=5, seeds=[0, 1], loss=itself, jobs=2)
+
+
 def test_a_trial_depends_on_its_seed_alone_and_leaves_the_global_random_state():
     torch.manual_seed(5)
     state = torch.get_rng_state()

@@ -7,6 +7,7 @@ diverges at one learning rate diverges at every larger one. That holds for SGD; 
 """
 
 import math
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -213,6 +214,14 @@ def stable_learning_rate(
         require("scipy.special", "train", "confidence intervals")
     options = {"optimizer": optimizer, "steps": steps, "loss": loss}
     search = partial(_search, make_net, make_batch, start, tolerance, options)
+    if jobs > 1:
+        try:
+            pickle.dumps(search)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InvalidValueError(
+                f"jobs={jobs} starts processes, which must import make_net, make_batch and loss: define them by `def` "
+                f"at the top of a file (no lambdas or local functions), or use jobs=1 ({error})"
+            ) from None
     return summarize(trial for trials in parallel(search, seeds, jobs) for trial in trials)
 
 
