@@ -444,6 +444,91 @@ class Recursive(ByHand):
     __deepcopy__ = Blocks.__deepcopy__
 
 
+class AroundTheMiddle(ByHand):
+    """DRUNet and SCUNet: sums that go to upsampling blocks alone, the innermost of them around the middle."""
+
+    n = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.down1, self.down2 = conv(3, 4), conv(4, 4, 2), conv(4, 4, 2)
+        self.body = nn.Sequential(conv(4, 4), nn.ReLU(), conv(4, 4))
+        self.up2, self.up1 = (nn.ConvTranspose2d(4, 4, 2, stride=2) for _ in range(2))
+        self.tail = conv(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.head(x)
+        two = self.down1(one)
+        three = self.down2(two)
+        h = self.up2(self.body(three) + self.k(3, three))
+        h = self.up1(h + self.k(2, two))
+        return self.tail(h + self.k(1, one))
+
+
+class Styled(ByHand):
+    """Cellpose: the encoder's last output is both backbone and skip, and gives a style to every block."""
+
+    n = 3
+
+    class Mix(nn.Module):
+        def __init__(self, owner: ByHand, i: int) -> None:
+            super().__init__()
+            self.__dict__["owner"], self.i = owner, i
+            self.style, self.conv = nn.Linear(4, 4), conv(4, 4)
+
+        def forward(self, x: Tensor, style: Tensor, y: Tensor) -> Tensor:
+            x = x + self.owner.k(self.i, y)
+            return self.conv((x + self.style(style)[:, :, None, None]).relu())
+
+    class Block(nn.Module):
+        def __init__(self, owner: ByHand, i: int) -> None:
+            super().__init__()
+            self.short, self.first, self.mix = conv(4, 4), conv(4, 4), Styled.Mix(owner, i)
+
+        def forward(self, x: Tensor, y: Tensor, style: Tensor) -> Tensor:
+            return self.short(x) + self.mix(self.first(x), style, y)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.down1, self.down2, self.head = conv(3, 4), conv(4, 4, 2), conv(4, 4, 2), conv(4, 3)
+        self.ups = nn.ModuleList(self.Block(self, i) for i in (3, 2, 1))
+
+    __deepcopy__ = Blocks.__deepcopy__
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.stem(x)
+        two = self.down1(one.relu())
+        three = self.down2(two.relu())
+        style = three.mean((2, 3))
+        h = self.ups[0](three, three, style)
+        h = self.ups[1](up(h), two, style)
+        return self.head(self.ups[2](up(h), one, style))
+
+
+class Restored(Root):
+    """MixDehazeNet: the output is gain·input − offset + input, which joins no feature of an encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = conv(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gain, offset = super().forward(x).split((1, 3), dim=1)
+        return gain * x - offset + x
+
+
+class Placeholder(Root):
+    """segmentation-models' Mix Transformer: the outermost feature of the encoder has no channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.stem(x).relu()
+        two = self.down(one).relu()
+        h = up(self.middle(self.low(two).relu()))
+        h = up(self.up2(self.join(h, two, 2)).relu())
+        h = self.up1(self.join(h, one, 1)).relu()
+        return self.head(torch.cat([h, x[:, :0]], dim=1))
+
+
 class Three(ByHand):
     """Three operands: the backbone between two skips of one level."""
 
@@ -661,6 +746,6 @@ class OwnScaling(Root):
 GALLERY = {cls.__name__: cls for cls in (
     Root, SkipFirst, Keywords, HStack, Add, SkipPlus, InPlace, TorchAdd, StackedSum, Twice, Padded, Resized, Gated,
     Projected, Attribute, Channels, Residual, ResidualCat, Sparse, Blocks, Popped, Tuples, Dicts, CallsForward, Pairs,
-    Shared, Recursive, Three, Nested, Volume, Sequence, Tokens, AddedTokens, OutputBlocks, Narrowing, Annotated,
+    Shared, Recursive, AroundTheMiddle, Styled, Restored, Placeholder, Three, Nested, Volume, Sequence, Tokens, AddedTokens, OutputBlocks, Narrowing, Annotated,
     OwnScaling,
 )}  # fmt: skip

@@ -324,6 +324,43 @@ def test_the_norm_behind_given_sites_is_looked_for():
     assert scalelong.describe(scalelong.apply(plain, ConstantScaling(0.7), example=y), *y).recommended == "join"
 
 
+class PreNorm(GALLERY["Root"]):
+    """The joined tensor is the residual stream of a pre-norm block: what follows its norm is added to it."""
+
+    class Block(nn.Module):
+        def __init__(self, width, inner):
+            super().__init__()
+            self.norm, self.inner, self.out = nn.GroupNorm(2, width), inner, nn.Conv2d(width, 4, 1)
+
+        def forward(self, x):
+            return self.out(x + self.inner(self.norm(x)))
+
+    def __init__(self):
+        super().__init__()
+        self.up2, self.up1 = (self.Block(n, nn.Conv2d(n, n, 3, padding=1)) for n in (12, 8))
+
+
+class NormInSequence(GALLERY["Root"]):
+    """A norm, its activation and a convolution of the same width are one module; it does more than normalize."""
+
+    def __init__(self):
+        super().__init__()
+        self.up2, self.up1 = (
+            nn.Sequential(
+                nn.Sequential(nn.GroupNorm(2, n), nn.SiLU(), nn.Conv2d(n, n, 3, padding=1)), nn.Conv2d(n, 4, 1)
+            )
+            for n in (12, 8)
+        )
+
+
+def test_after_norm_needs_a_module_that_only_normalizes_what_is_joined():
+    x = torch.randn(2, 3, 8, 8)
+    assert [site.norm for site in scalelong.find_skips(PreNorm(), x)] == [None, None]
+    with pytest.raises(UnsupportedNetworkError, match="after_norm"):
+        scalelong.apply(PreNorm(), ConstantScaling(0.7), placement="after_norm", example=(x,))
+    assert [site.norm for site in scalelong.find_skips(NormInSequence(), x)] == ["up1.0.0", "up2.0.0"]
+
+
 def test_an_example_is_a_tuple_a_dictionary_or_both():
     net, (x, t), kappas = build("Residual")
     expected = by_hand(net, (x, t), kappas)

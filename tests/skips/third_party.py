@@ -100,7 +100,8 @@ class Reference(TorchFunctionMode):
             operands, frame = list(args[0] if listed else args), sys._getframe(1)
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             k = next((operand for piece, operand in self.joins if piece in line), None)
-            if k is not None and all(isinstance(x, Tensor) for x in operands[:2]) and operands[0].any():
+            tensors = all(isinstance(x, Tensor) for x in operands[:2])
+            if k is not None and tensors and operands[0].any() and operands[k].numel():
                 if self.kappas is not None:
                     operands[k] = operands[k] * self.kappas[self.count]
                 self.count += 1
@@ -247,6 +248,10 @@ STAGES = (("torch.cat((x, skips[-(s+2)])", 1),)
 PLUS = (("x = x + skip", 1),)
 
 
+NAF = {"width": 8, "middle_blk_num": 1}
+ENC_SKIP, SUMS = (("x = x + enc_skip", 1),), tuple((f"x + x{k}", 1) for k in range(1, 5))
+
+
 def _text(*size: int) -> Callable[[], tuple[Any, ...]]:
     return lambda: (torch.randn(2, 3, *size), U, {"text_embeds": torch.randn(2, 4, 8)})
 
@@ -257,6 +262,11 @@ def _slow(package: str, build: Any, example: Any, joins: Any, found: str = "stru
         return build()
 
     return ThirdParty(package, installed, example, joins, found, slow=True)
+
+
+def _spandrel(module: str, name: str, example: Any, joins: Any, **settings: Any) -> ThirdParty:
+    """Image restoration, as spandrel collects it."""
+    return _slow("spandrel", _from(f"spandrel.architectures.{module}", name, **settings), example, joins, "example")
 
 
 THIRD_PARTY |= {
@@ -283,6 +293,8 @@ THIRD_PARTY |= {
     "segmentation-models MAnet": _slow(
         SMP, _from("segmentation_models_pytorch", "MAnet", **RESNET, decoder_channels=(32, 16, 16, 16)),
         _x(2, 3, 32, 32), (("x = torch.cat([x, skip], dim=1)", 1),), found="example"),
+    "segmentation-models Unet, Mix Transformer": _slow(
+        SMP, _from("segmentation_models_pytorch", "Unet", "mit_b0", encoder_weights=None), _x(1, 3, 64, 64), FEATURES),
     "nnU-Net PlainConvUNet": _slow(
         NN, _from("dynamic_network_architectures.architectures.unet", "PlainConvUNet", **NNUNET, conv_op=nn.Conv2d,
                   norm_op=nn.InstanceNorm2d, n_conv_per_stage=1), _x(2, 1, 16, 16), STAGES),
@@ -303,6 +315,23 @@ THIRD_PARTY |= {
     "unet UNet3D, cropped skips": _slow(
         "unet", _from("unet", "UNet3D", in_channels=1, out_channels_first_layer=4, num_encoding_blocks=2),
         _x(1, 1, 20, 20, 20), (("torch.cat((skip_connection, x)", 0),), found="example"),
+    "NAFNet": _spandrel("NAFNet.__arch.NAFNet_arch", "NAFNet", _x(1, 3, 32, 32), ENC_SKIP, **NAF, dec_blk_nums=[1, 1, 1],
+                        enc_blk_nums=[1, 1, 1]),
+    "KBNet_s": _spandrel("KBNet.__arch.kbnet_s", "KBNet_s", _x(1, 3, 32, 32), ENC_SKIP, **NAF, enc_blk_nums=[1, 1],
+                         dec_blk_nums=[1, 1]),
+    "FFTformer": _spandrel(
+        "FFTformer.__arch.fftformer_arch", "FFTformer", _x(1, 3, 32, 32), (("torch.cat((enc, dnc)", 1),), dim=8,
+        num_blocks=[1, 1, 1], num_refinement_blocks=1),
+    "Uformer": _spandrel(
+        "Uformer.__arch.Uformer", "Uformer", _x(1, 3, 128, 128), tuple((f", conv{k}], -1)", 1) for k in range(4)),
+        img_size=128, embed_dim=8, depths=[1] * 9, win_size=8),
+    "FBCNN": _spandrel("FBCNN.__arch.FBCNN", "FBCNN", _x(1, 3, 16, 16), SUMS, nc=[64, 128, 256, 512], nb=1),
+    "DRUNet": _spandrel("DRUNet.__arch.network_unet", "DRUNet", _x(1, 4, 32, 32), SUMS, in_nc=4, nc=[8, 16, 24, 32],
+                        nb=1),
+    "SCUNet": _spandrel("SCUNet.__arch.SCUNet", "SCUNet", _x(1, 3, 64, 64), SUMS, config=[1] * 7, dim=64),
+    "MixDehazeNet": _spandrel(
+        "MixDehazeNet.__arch.MixDehazeNet", "MixDehazeNet", _x(1, 3, 64, 64), (("torch.cat(in_feats", 1),),
+        embed_dims=[8, 16, 32, 16, 8], depths=[1] * 5),
     "unet3d UNet3d": _slow("unet3d", _from("unet3d.unet3d", "UNet3d", c_start=4, layers=3), _x(1, 1, 16, 16, 16),
                            (("torch.cat([x2, x1]", 0),), found="example"),
 }  # fmt: skip

@@ -14,10 +14,12 @@ from scalelong.errors import UnsupportedNetworkError, invalid
 from scalelong.skips.finders import find_sites, is_registered
 from scalelong.skips.hooks import Argument
 from scalelong.skips.joins import matches
-from scalelong.skips.provenance import Candidate, Provenance
+from scalelong.skips.provenance import MOVES, Candidate, Provenance
 from scalelong.skips.sites import ROOT, Join, Site, declared_sites
 from scalelong.skips.trace import Call, Given, Node, Trace
 
+AFFINE = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "add", "__add__", "__radd__", "add_", "__iadd__",
+          "to", "type", "type_as", "float", "half", "bfloat16", "contiguous", "reshape", "view", "addcmul")  # fmt: skip
 NORMS = ("group_norm", "layer_norm", "batch_norm", "instance_norm", "rms_norm")
 
 
@@ -228,7 +230,7 @@ def site_of(graph: Provenance, candidate: Candidate, chosen: list[Candidate]) ->
     if node.axis is not None:
         axis = node.axis % len(node.shape)
         dim = axis if axis == 1 and len(node.shape) > 2 else axis - len(node.shape)
-    consumer, given = _consumer(graph, node)
+    consumer, given = graph.consumer(node)
     whole = consumer is not None and (joiner.path == ROOT or any(True for _ in consumer.module.children()))
     path = consumer.path if consumer is not None and whole else joiner.path
     last, first = candidate.operand == len(node.operands) - 1, candidate.operand == 0
@@ -278,27 +280,11 @@ def _name(module: nn.Module, argument: int | str) -> int | str:
     return named[argument] if 0 < argument < len(named) else argument
 
 
-def _uses(graph: Provenance, index: int) -> list[Node]:
-    return [node for node in graph.nodes[index + 1 :] if index in node.inputs]
-
-
-def _consumer(graph: Provenance, node: Node) -> tuple[Call | None, Given | None]:
-    """Return the call that takes the joined tensor and in which all its uses are."""
-    uses = _uses(graph, node.index)
-    for call in graph.trace.calls:
-        if call.start <= node.index or node.call.inside(call):
-            continue
-        given = next((g for g in call.arguments if g.node == node.index and g.item is None), None)
-        if given is not None and uses and all(call.start <= use.index < call.end for use in uses):
-            return call, given
-    return None, None
-
-
 def _brought(graph: Provenance, candidate: Candidate) -> Given | None:
     """Return the argument of the joining call that holds the skip, if the join is all that it is used for."""
     call = candidate.node.call
     given = [g for g in call.arguments if g.node == candidate.skip]
-    uses = [use for use in _uses(graph, candidate.skip) if call.start <= use.index < call.end]
+    uses = [use for use in graph.uses(candidate.skip) if call.start <= use.index < call.end]
     single = len(given) == 1 and uses == [candidate.node] and candidate.node.operands.count(candidate.skip) == 1
     in_list = single and given[0].item is not None
     return given[0] if single and call.path != ROOT and not (in_list and call.mutates) else None
@@ -306,7 +292,7 @@ def _brought(graph: Provenance, candidate: Candidate) -> Given | None:
 
 def _norm_and_shortcut(graph: Provenance, node: Node) -> tuple[str | None, str | None]:
     """Return the norm that the concatenation goes to, and the layer beside it; nothing else may see it."""
-    calls = {use.call: use.op for use in _uses(graph, node.index)}
+    calls = {use.call: use.op for use in graph.uses(node.index)}
     leaves = {call: op for call, op in calls.items() if _takes(call, node)}
     once = all(sum(c.module is call.module for c in graph.trace.calls) == 1 for call in leaves)
     norms = [call for call, op in leaves.items() if op in NORMS or "Norm" in type(call.module).__name__]
@@ -314,7 +300,9 @@ def _norm_and_shortcut(graph: Provenance, node: Node) -> tuple[str | None, str |
     if len(norms) != 1 or len(others) > 1 or len(leaves) != len(calls) or not once or norms[0] is node.call:
         return None, None
     norm, shortcut = norms[0], others[0] if others else None
-    while norm.parent is not None and _takes(norm.parent, node) and _shape(graph, norm.parent) == node.shape:
+    if shortcut is not None and norm.inside(shortcut):
+        return None, None  # a pre-norm block adds its input to what follows the norm: no module takes that alone
+    while norm.parent is not None and _takes(norm.parent, node) and _only_normalizes(graph, norm, norm.parent):
         norm = norm.parent  # a norm made of several modules
     while (
         shortcut is not None and shortcut.parent and _takes(shortcut.parent, node) and not norm.inside(shortcut.parent)
@@ -327,8 +315,13 @@ def _takes(call: Call, node: Node) -> bool:
     return call.start > node.index and any(g.node == node.index for g in call.arguments)
 
 
-def _shape(graph: Provenance, call: Call) -> tuple[int, ...] | None:
-    return None if call.output is None else graph.nodes[call.output].shape
+def _only_normalizes(graph: Provenance, norm: Call, around: Call) -> bool:
+    """Whether a module around a norm adds no more than gains, offsets and another layout or type to it."""
+    if norm.output is None or around.output is None:
+        return False
+    way = [graph.nodes[n] for n in graph.between(norm.output, around.output)]
+    same = graph.nodes[around.output].shape == graph.nodes[norm.output].shape
+    return same and all(node.op in AFFINE or node.op in MOVES for node in way)
 
 
 def _join(graph: Provenance, candidate: Candidate, dim: int) -> Join:

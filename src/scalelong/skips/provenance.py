@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from scalelong.skips.sites import ROOT
-from scalelong.skips.trace import Call, Node, Trace
+from scalelong.skips.trace import Call, Given, Node, Trace
 
 MOVES = ("permute", "transpose", "movedim", "swapaxes", "t", "T")
 GATES = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply", "div", "__truediv__", "where", "masked_fill")
@@ -38,7 +38,7 @@ class Candidate:
     @property
     def argument(self) -> bool:
         """Whether skip and backbone both come into the call that joins them."""
-        return self.first < self.node.call.start
+        return self.first < self.node.call.start and self.skip < self.node.call.start
 
     def around(self, other: Candidate) -> bool:
         return self.fork <= other.fork and other.node.index < self.node.index
@@ -114,12 +114,20 @@ class Provenance:
         node = self.nodes[operand]
         if self.ancestors[other] >> operand & 1:
             return operand
-        full = [i for i in node.inputs if _size(self.nodes[i]) == _size(node)]
-        if node.op in GATES and full:  # a gate: the gated tensor is the one that is carried
-            return min(self.fork(i, other) for i in full)
+        if gated := self._gated(node):
+            return min(self.fork(i, other) for i in gated)
         if len(node.inputs) == 1:
             return self.fork(node.inputs[0], other)
         return (self.ancestors[operand] & self.ancestors[other]).bit_length() - 1
+
+    def carried(self, operand: int) -> int:
+        """Return the tensor that a gated one was before its gates."""
+        gated = self._gated(self.nodes[operand])
+        return self.carried(min(gated)) if gated else operand
+
+    def _gated(self, node: Node) -> list[int]:
+        """Return what a gate multiplies that is as large as its output: among it, the tensor that is carried."""
+        return [i for i in node.inputs if _size(self.nodes[i]) == _size(node)] if node.op in GATES else []
 
     def between(self, fork: int, end: int) -> list[int]:
         """Return the nodes on the ways from `fork` to `end`, both excluded from the start but `end` included."""
@@ -130,7 +138,7 @@ class Provenance:
         """Return every join of a tensor with what was computed from it, or from where it forks off."""
         found = []
         for node in self.nodes:
-            operands = [(k, i) for k, i in enumerate(node.operands) if i is not None]
+            operands = [(k, i) for k, i in enumerate(node.operands) if i is not None and _size(self.nodes[i])]
             if node.join == "add" and len({self.nodes[i].shape for _, i in operands}) > 1:
                 continue  # broadcast: an embedding, a bias
             if len(operands) < 2 or len(node.shape) < 2:
@@ -142,7 +150,7 @@ class Provenance:
                 if i == backbone:
                     continue
                 fork = self.fork(i, backbone)
-                if fork < 0 or self.raw[i] or not self.ancestors[fork] >> (self.trace.main or 0) & 1:
+                if fork < 0 or self.raw[self.carried(i)] or not self.ancestors[fork] >> (self.trace.main or 0) & 1:
                     continue  # from an input, or from a condition
                 if self.raw[fork] and not any(self.layer[n] for n in self.between(fork, i)):
                     continue
@@ -231,11 +239,31 @@ class Provenance:
                 continue
             alike = candidate.node.line in lines
             cat = candidate.node.join == "cat" in kinds
-            if not (alike or cat or (candidate.argument and candidate.node.join in kinds)):
+            argument = candidate.argument and candidate.node.join in kinds
+            if not (alike or cat or argument or self._mirrors(candidate, chosen)):
                 continue
             if all(candidate.nests(other) for other in chosen):
                 chosen = [*chosen, candidate]
         return chosen
+
+    def _mirrors(self, candidate: Candidate, chosen: list[Candidate]) -> bool:
+        """Whether an addition around the middle is a long skip, not a residual shortcut: it continues the pattern.
+
+        The encoder's last block lowers the resolution and returns the skip; each sum goes to one block of the decoder
+        alone, which raises it. The outermost sum may go to the output layer.
+        """
+        inner = sorted(chosen, key=lambda c: c.fork)[1:]
+        if not inner or candidate.residual or any(c.node.join != candidate.node.join for c in chosen):
+            return False
+        fork = self.positions(candidate.fork)
+        made = [call for call in self.trace.calls if call.output == candidate.fork]
+        lowers = any(self.positions(given.node) > fork for call in made for given in call.arguments)
+        return lowers and all(map(self._goes_up, [*inner, candidate]))
+
+    def _goes_up(self, candidate: Candidate) -> bool:
+        consumer, _ = self.consumer(candidate.node)
+        output = None if consumer is None else consumer.output
+        return output is not None and self.positions(output) > self.positions(candidate.node.index)
 
     def _without_resolutions(self, every: list[Candidate]) -> list[Candidate]:
         """Find the skips of a network of one resolution: two or more that nest, at the outermost level possible."""
@@ -270,7 +298,21 @@ class Provenance:
             return "it nests with no other join, and the resolution does not change in between"
         return "joined in another way than the long skips"
 
-    # ------------------------------------------------------------------------------------------- where from
+    # --------------------------------------------------------------------------------- where from, where to
+
+    def uses(self, index: int) -> list[Node]:
+        return [node for node in self.nodes[index + 1 :] if index in node.inputs]
+
+    def consumer(self, node: Node) -> tuple[Call | None, Given | None]:
+        """Return the call that takes the joined tensor and in which all its uses are, and the argument."""
+        uses = self.uses(node.index)
+        for call in self.trace.calls:
+            if call.start <= node.index or node.call.inside(call):
+                continue
+            given = next((g for g in call.arguments if g.node == node.index and g.item is None), None)
+            if given is not None and uses and all(call.start <= use.index < call.end for use in uses):
+                return call, given
+        return None, None
 
     def source(self, candidate: Candidate) -> str | None:
         user = candidate.node.call
@@ -284,10 +326,9 @@ class Provenance:
             if outermost is not None:
                 return outermost.path
             node = self.nodes[index]
-            full = [i for i in node.inputs if _size(self.nodes[i]) == _size(node)] if node.op in GATES else []
             if not node.inputs:
                 return None
-            index = min(full) if full else max(node.inputs)
+            index = min(self._gated(node) or [max(node.inputs)])
 
 
 def _decoder_order(candidate: Candidate) -> tuple[int, int]:

@@ -328,7 +328,8 @@ def find_encoder_features(net: nn.Module) -> list[Site] | None:
         return None
     consumed = [
         Site(f"decoder.blocks.{k}", name, channels=widths[-2 - k], source="encoder")
-        for k, name in enumerate(names[:-1])  # the last block has no skip
+        for k, name in enumerate(names[:-1])  # the last block has no skip, nor has one whose feature is a placeholder
+        if widths[-2 - k]
     ]
     return consumed[::-1]
 
