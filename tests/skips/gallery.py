@@ -746,6 +746,6 @@ class OwnScaling(Root):
 GALLERY = {cls.__name__: cls for cls in (
     Root, SkipFirst, Keywords, HStack, Add, SkipPlus, InPlace, TorchAdd, StackedSum, Twice, Padded, Resized, Gated,
     Projected, Attribute, Channels, Residual, ResidualCat, Sparse, Blocks, Popped, Tuples, Dicts, CallsForward, Pairs,
-    Shared, Recursive, AroundTheMiddle, Styled, Restored, Placeholder, Three, Nested, Volume, Sequence, Tokens, AddedTokens, OutputBlocks, Narrowing, Annotated,
-    OwnScaling,
+    Shared, Recursive, AroundTheMiddle, Styled, Restored, Placeholder, Three, Nested, Volume, Sequence, Tokens,
+    AddedTokens, OutputBlocks, Narrowing, Annotated, OwnScaling,
 )}  # fmt: skip

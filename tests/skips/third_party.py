@@ -315,8 +315,8 @@ THIRD_PARTY |= {
     "unet UNet3D, cropped skips": _slow(
         "unet", _from("unet", "UNet3D", in_channels=1, out_channels_first_layer=4, num_encoding_blocks=2),
         _x(1, 1, 20, 20, 20), (("torch.cat((skip_connection, x)", 0),), found="example"),
-    "NAFNet": _spandrel("NAFNet.__arch.NAFNet_arch", "NAFNet", _x(1, 3, 32, 32), ENC_SKIP, **NAF, dec_blk_nums=[1, 1, 1],
-                        enc_blk_nums=[1, 1, 1]),
+    "NAFNet": _spandrel("NAFNet.__arch.NAFNet_arch", "NAFNet", _x(1, 3, 32, 32), ENC_SKIP, **NAF,
+                        enc_blk_nums=[1, 1, 1], dec_blk_nums=[1, 1, 1]),
     "KBNet_s": _spandrel("KBNet.__arch.kbnet_s", "KBNet_s", _x(1, 3, 32, 32), ENC_SKIP, **NAF, enc_blk_nums=[1, 1],
                          dec_blk_nums=[1, 1]),
     "FFTformer": _spandrel(
