@@ -101,6 +101,37 @@ class TorchAdd(Root):
         return torch.add(h, other=self.k(i, skip), alpha=0.5)
 
 
+class Lerped(Root):
+    """k-diffusion's HDiT interpolates between skip and backbone; its sums have the shape of a pixel shuffle."""
+
+    cat = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share, self.middle, self.up2 = nn.Parameter(torch.tensor([0.4])), conv(6, 24), conv(6, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.stem(x).relu()
+        two = self.down(one).relu()
+        h = self.join(_shuffle(self.middle(self.low(two).relu())), two, 2)
+        return self.head(self.up1(self.join(_shuffle(self.up2(h.relu())), one, 1)).relu())
+
+    def join(self, h: Tensor, skip: Tensor, i: int) -> Tensor:
+        return torch.lerp(self.k(i, skip), end=h, weight=self.share)
+
+
+def _shuffle(x: Tensor) -> Tensor:
+    b, c, h, w = x.shape
+    return x.reshape(b, c // 4, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(b, c // 4, 2 * h, 2 * w)
+
+
+class Unnamed(Root):
+    cat = False
+
+    def join(self, h: Tensor, skip: Tensor, i: int) -> Tensor:
+        return torch.add(input=h, other=self.k(i, skip))
+
+
 class StackedSum(Root):
     cat = False
 
@@ -659,6 +690,96 @@ class AddedTokens(Tokens):
     cat = False
 
 
+class NoMiddle(Tokens):
+    """E2-TTS and F5-TTS: no block stands in the middle, so the innermost skip joins the tensor with itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skips = self.embed(x) + self.table, []
+        for block in self.blocks[:3]:
+            x = block(x)
+            skips.append(x)
+        for i, mix, block in zip((3, 2, 1), self.mix, self.blocks[4:], strict=True):
+            x = block(mix(self.join(x, self.k(i, skips.pop()))))
+        return self.head(x)
+
+    def join(self, x: Tensor, skip: Tensor) -> Tensor:
+        return torch.cat([x, skip], dim=-1)
+
+
+class GatedSums(NoMiddle):
+    """modded-nanoGPT: learned gains on skips that are added, without a middle."""
+
+    cat = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(0.5))  # a power of two: gains and κ may change places, bit for bit
+
+    def join(self, x: Tensor, skip: Tensor) -> Tensor:
+        return self.gain * skip + x
+
+
+class OpenBlocks(Tokens):
+    """The residual additions of the blocks stand in the network's own forward, beside the skips that are added."""
+
+    cat = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skips = self.embed(x) + self.table, []
+        for k, block in enumerate(self.blocks):
+            if k < 3:
+                skips.append(x)
+            if k > 3:
+                x = x + self.k(7 - k, skips.pop())
+            x = x + block(x).relu()
+        return self.head(x)
+
+
+class Outside(ByHand):
+    """x-transformers: the layers are a module of their own; the outermost skip is its input, made outside of it."""
+
+    n = 3
+
+    class Combine(nn.Module):
+        def __init__(self, owner: ByHand, i: int) -> None:
+            super().__init__()
+            self.__dict__["owner"], self.i, self.mix = owner, i, nn.Linear(16, 8)
+
+        def forward(self, x: Tensor, hiddens: list[Tensor]) -> Tensor:
+            return self.mix(torch.cat((self.owner.k(self.i, hiddens[self.i - 1]), x), dim=-1))
+
+    class Layers(nn.Module):
+        def __init__(self, owner: ByHand) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(TokenBlock(8) for _ in range(6))
+            self.combines = nn.ModuleList(Outside.Combine(owner, i) for i in (3, 2, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            hiddens = []
+            for block in self.blocks[:3]:
+                hiddens.append(x)
+                x = block(x)
+            for combine, block in zip(self.combines, self.blocks[3:], strict=True):
+                x = block(combine(x, hiddens))
+            return x
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layers, self.head = nn.Linear(3, 8), self.Layers(self), nn.Linear(8, 3)
+
+    __deepcopy__ = Blocks.__deepcopy__
+
+    def example(self) -> tuple[Tensor, ...]:
+        return (torch.randn(2, 5, 3),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.embed(x)))
+
+
 class Act(nn.Module):
     def __init__(self, a: int, b: int) -> None:
         super().__init__()
@@ -744,8 +865,9 @@ class OwnScaling(Root):
 
 
 GALLERY = {cls.__name__: cls for cls in (
-    Root, SkipFirst, Keywords, HStack, Add, SkipPlus, InPlace, TorchAdd, StackedSum, Twice, Padded, Resized, Gated,
-    Projected, Attribute, Channels, Residual, ResidualCat, Sparse, Blocks, Popped, Tuples, Dicts, CallsForward, Pairs,
-    Shared, Recursive, AroundTheMiddle, Styled, Restored, Placeholder, Three, Nested, Volume, Sequence, Tokens,
-    AddedTokens, OutputBlocks, Narrowing, Annotated, OwnScaling,
+    Root, SkipFirst, Keywords, HStack, Add, SkipPlus, InPlace, TorchAdd, Lerped, Unnamed, StackedSum, Twice, Padded,
+    Resized, Gated, Projected, Attribute, Channels, Residual, ResidualCat, Sparse, Blocks, Popped, Tuples, Dicts,
+    CallsForward, Pairs, Shared, Recursive, AroundTheMiddle, Styled, Restored, Placeholder, Three, Nested, Volume,
+    Sequence, Tokens, AddedTokens, NoMiddle, GatedSums, OpenBlocks, Outside, OutputBlocks, Narrowing, Annotated,
+    OwnScaling,
 )}  # fmt: skip

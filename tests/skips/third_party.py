@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from peers import FOLDERS, lucidrains, network_packages
 
-JOINING = ("cat", "concat", "add", "add_")
+JOINING = ("cat", "concat", "add", "add_", "lerp")
 T = torch.tensor([3, 400])
 U = torch.tensor([0.3, 0.7])
 
@@ -175,6 +175,13 @@ THIRD_PARTY = {
         "diffusers", _controlnet_xs,
         lambda: (torch.randn(2, 4, 8, 8), T, torch.randn(2, 5, 8), torch.randn(2, 3, 16, 16)),
         (("torch.cat([hidden_states, res_h_base]", 1),)),
+    "UniDiffuserModel": ThirdParty(
+        "diffusers", _from("diffusers.pipelines.deprecated.unidiffuser.modeling_uvit", "UniDiffuserModel", text_dim=16,
+                           clip_img_dim=16, num_text_tokens=5, num_attention_heads=2, attention_head_dim=8,
+                           in_channels=4, out_channels=4, num_layers=5, sample_size=8, patch_size=2, norm_num_groups=1,
+                           use_timestep_embedding=False),
+        lambda: (torch.randn(2, 4, 8, 8), torch.randn(2, 1, 16), torch.randn(2, 5, 16), T[:1], T[:1]),
+        (("self.skip_linear(torch.cat([x, skip]", 1),), found="example"),
     "lucidrains Unet, classifier-free guidance": ThirdParty(
         D, _lucid("classifier_free_guidance", "Unet", dim=8, num_classes=4, dim_mults=(1, 2), attn_dim_head=4,
                   attn_heads=2),

@@ -327,7 +327,7 @@ def _only_normalizes(graph: Provenance, norm: Call, around: Call) -> bool:
 def _join(graph: Provenance, candidate: Candidate, dim: int) -> Join:
     """Return the operation: the n-th of its kind in the `forward` of the module, calls of submodules aside."""
     node, joiner = candidate.node, candidate.node.call
-    if node.in_place and node.op in ("add_", "sub_") and candidate.operand == 0:
+    if node.in_place and node.op in ("add_", "sub_", "lerp_") and candidate.operand == 0:
         raise UnsupportedNetworkError(
             f"{joiner.path} adds to the skip in place ({node.op}), so κ cannot act on it alone; write h = h + skip"
         )

@@ -21,8 +21,10 @@ from scalelong.skips.sites import Join, Site
 
 CATS = (torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.column_stack, torch.stack)
 ADDS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__,
-        torch.sub, torch.subtract, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__)  # fmt: skip
-IN_PLACE = (Tensor.add_, Tensor.sub_)  # the result is the first operand, not another tensor
+        torch.sub, torch.subtract, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__,
+        torch.lerp, Tensor.lerp, Tensor.lerp_)  # fmt: skip
+IN_PLACE = (Tensor.add_, Tensor.sub_, Tensor.lerp_)  # the result is the first operand, not another tensor
+NAMED = ("input", "other", "end")  # the operands of a sum, where they are named
 JOINS: dict[Any, str] = {**dict.fromkeys(CATS, "cat"), **dict.fromkeys(ADDS, "add")}
 
 
@@ -31,7 +33,7 @@ def operands_of(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     if JOINS[func] == "cat":
         joined = args[0] if args else kwargs.get("tensors", ())
         return [] if isinstance(joined, Tensor) else list(joined)
-    return list(args[:2]) if len(args) > 1 else [*args[:1], kwargs.get("other", kwargs.get("input"))]
+    return [*args[:2], *(kwargs[name] for name in NAMED if name in kwargs)]
 
 
 def joinable(x: Any) -> bool:
@@ -53,9 +55,9 @@ def rejoined(func: Any, args: Any, kwargs: dict[str, Any], operands: list[Any]) 
     """Return the call of a join with other operands."""
     if JOINS[func] == "cat":
         return ((operands, *args[1:]), kwargs) if args else (args, {**kwargs, "tensors": operands})
-    if len(args) > 1:
-        return (*operands, *args[2:]), kwargs
-    return (operands[0],), {key: operands[1] if key == "other" else value for key, value in kwargs.items()}
+    positional = min(2, len(args))
+    named = zip((name for name in NAMED if name in kwargs), operands[positional:], strict=True)
+    return (*operands[:positional], *args[2:]), {**kwargs, **dict(named)}
 
 
 def matches(join: Join, dim: int, op: str, shapes: Sequence[Sequence[int]]) -> bool:

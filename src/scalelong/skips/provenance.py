@@ -8,6 +8,7 @@ Residual shortcuts follow one another, embeddings broadcast, and attention and d
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scalelong.skips.sites import ROOT
@@ -165,25 +166,29 @@ class Provenance:
         return self.nodes[index].call.inside(call)
 
     def _backbone(self, operands: list[int]) -> int:
-        """Return the operand that forks off last; of equal ones, the one with more layers since the fork."""
+        """Return the operand that forks off last; of equal ones, the one with more layers since the fork, ungated."""
 
-        def depth(operand: int) -> tuple[int, int]:
+        def depth(operand: int) -> tuple[int, int, bool]:
             others = [o for o in operands if o != operand] or [operand]
-            fork = max(self.fork(operand, other) for other in others)
-            since = self.ancestors[operand] & ~self.ancestors[fork] if fork >= 0 else 0
-            return fork, since.bit_count()
+            fork, carried = max(self.fork(operand, other) for other in others), self.carried(operand)
+            since = self.ancestors[carried] & ~self.ancestors[fork] if fork >= 0 else 0
+            return fork, since.bit_count(), carried == operand
 
         return max(operands, key=depth)
 
     def narrows(self, candidate: Candidate) -> bool:
         """Whether every way of the backbone from fork to join, long skips aside, goes through a lower resolution."""
-        at_join = self.positions(candidate.backbone)
-        least = min(at_join, self.positions(candidate.fork))
+        shape = self.nodes[candidate.skip].shape
+
+        def positions(index: int) -> float:  # what is shaped like the skip has its resolution, however it was made
+            return self.positions(candidate.skip if self.nodes[index].shape == shape else index)
+
+        least = min(positions(candidate.backbone), positions(candidate.fork))
         widest = {candidate.fork: float("inf")}
         for n in self.between(candidate.fork, candidate.backbone):
             ways = [widest[i] for i in self.nodes[n].inputs if i in widest and (i, n) not in self.cut]
             if ways:
-                widest[n] = min(max(ways), self.positions(n))
+                widest[n] = min(max(ways), positions(n))
         return widest.get(candidate.backbone, float("inf")) < 0.9 * least
 
     # ------------------------------------------------------------------------------------------- selection
@@ -194,7 +199,7 @@ class Provenance:
         others = [c for c in every if any(self._gates(c, other) for other in every)]
         for line in {c.node.line for c in every if c.residual}:  # residual blocks: some follow one another
             alike = [c for c in every if c.node.line == line and c.residual]
-            if not all(a is b or a.nests(b) for a in alike for b in alike):
+            if not _nested(alike):
                 others += alike
         strong: list[Candidate] = []
         for candidate in every:
@@ -203,6 +208,7 @@ class Provenance:
                 self.cut.add((candidate.skip, candidate.node.index))
         chosen = self._main_group(strong)
         chosen = self._extended(chosen, every) if chosen else self._without_resolutions(every)
+        chosen += self._doubled(chosen)
         for candidate in every:
             if candidate not in chosen:
                 candidate.reason = self._reason(candidate, strong, chosen)
@@ -219,16 +225,21 @@ class Provenance:
 
     def _main_group(self, strong: list[Candidate]) -> list[Candidate]:
         """Return the U-Net that is the network, not one inside a block: the outermost level with two skips or more."""
+        groups = self._grouped(strong, self._group)
+        several = [group for group in groups if len(group) > 1] or groups
+        return min(several, key=_outermost, default=[])
+
+    def _grouped(self, candidates: list[Candidate], key: Callable[[Candidate], object]) -> list[list[Candidate]]:
+        """Group candidates; joins in one line that nest belong together, as those of a recursive U-Net do."""
         groups: dict[object, list[Candidate]] = defaultdict(list)
-        for candidate in strong:
-            groups[self._group(candidate)].append(candidate)
-        for line in {c.node.line for c in strong}:  # a recursive U-Net has its levels one inside the other
-            alike = [c for c in strong if c.node.line == line]
-            if all(a is b or a.nests(b) for a in alike for b in alike):
-                merged = [c for key in {self._group(c) for c in alike} for c in groups[key]]
-                groups.update({self._group(c): merged for c in alike})
-        several = [group for group in groups.values() if len(group) > 1] or list(groups.values())
-        return min(several, key=lambda group: min(_depth(c.level) for c in group), default=[])
+        for candidate in candidates:
+            groups[key(candidate)].append(candidate)
+        for line in {c.node.line for c in candidates}:
+            alike = [c for c in candidates if c.node.line == line]
+            if _nested(alike):
+                merged = [c for group in {id(g): g for g in (groups[key(c)] for c in alike)}.values() for c in group]
+                groups.update(dict.fromkeys(map(key, alike), merged))
+        return list({id(group): group for group in groups.values()}.values())
 
     def _extended(self, chosen: list[Candidate], every: list[Candidate]) -> list[Candidate]:
         """Add what nests with the skips and joins in the same way, at the lowest resolution."""
@@ -245,6 +256,27 @@ class Provenance:
             if all(candidate.nests(other) for other in chosen):
                 chosen = [*chosen, candidate]
         return chosen
+
+    def _doubled(self, chosen: list[Candidate]) -> list[Candidate]:
+        """Return the joins of a tensor with itself, in the code of the other joins, that are innermost.
+
+        A decoder that follows its encoder without a middle first takes back what the encoder gave it last.
+        """
+        found: list[Candidate] = []
+        like = {c.node.line: c for c in chosen}
+        for node in self.nodes:
+            model, carried = like.get(node.line), {i if i is None else self.carried(i) for i in node.operands}
+            if model is None or len(carried) > 1 or len(node.operands) != 2 or any(c.node is node for c in chosen):
+                continue
+            skip, backbone = node.operands[model.operand], node.operands[1 - model.operand]
+            fork = carried.pop()
+            if skip is None or backbone is None or fork is None:
+                continue
+            level = next(c for c in node.call.stack if c.start <= fork < node.index and self._made_in(fork, c))
+            candidate = Candidate(node, model.operand, skip, backbone, fork, node.index, level)
+            if all(other.around(candidate) for other in chosen) and not found:
+                found.append(candidate)
+        return found
 
     def _mirrors(self, candidate: Candidate, chosen: list[Candidate]) -> bool:
         """Whether an addition around the middle is a long skip, not a residual shortcut: it continues the pattern.
@@ -267,24 +299,20 @@ class Provenance:
 
     def _without_resolutions(self, every: list[Candidate]) -> list[Candidate]:
         """Find the skips of a network of one resolution: two or more that nest, at the outermost level possible."""
-        usable = [c for c in every if not c.residual]
         chains = []
-        groups: dict[tuple[Call, str], list[Candidate]] = defaultdict(list)
-        for candidate in usable:
-            groups[(candidate.level, candidate.node.join)].append(candidate)
-        for (level, join), group in groups.items():
-            lines, joined = defaultdict(list), Counter(c.skip for c in group)
+        usable = [c for c in every if not c.residual]
+        for group in self._grouped(usable, lambda c: (c.level, c.node.join)):
+            lines = defaultdict(list)
             for c in group:
                 lines[c.node.line].append(c)
-            nested = [
-                c for members in lines.values() if all(a is b or a.nests(b) for a in members for b in members)
-                for c in members if joined[c.skip] == 1
-            ]  # fmt: skip
+            nested = [c for members in lines.values() if _nested(members) for c in members]
+            joined = Counter(c.skip for c in nested)
+            nested = [c for c in nested if joined[c.skip] == 1]
             chain = [c for c in nested if all(a is c or a.nests(c) for a in nested)]
-            alone = len(group) == 1 and join == "cat" and (group[0].argument or group[0].node.call is self.root)
-            sure = len(chain) > 1 or alone
-            if sure:
-                chains.append((join != "cat", _depth(level), -len(chain), chain))
+            join, only = group[0].node.join, group[0]
+            alone = len(group) == 1 and join == "cat" and (only.argument or only.node.call is self.root)
+            if len(chain) > 1 or alone:
+                chains.append((join != "cat", _outermost(group), -len(chain), chain))
         return min(chains, key=lambda entry: entry[:3])[3] if chains else []
 
     def _reason(self, candidate: Candidate, strong: list[Candidate], chosen: list[Candidate]) -> str:
@@ -335,8 +363,13 @@ def _decoder_order(candidate: Candidate) -> tuple[int, int]:
     return candidate.node.index, -candidate.fork
 
 
-def _depth(call: Call) -> int:
-    return sum(1 for _ in call.stack)
+def _nested(candidates: list[Candidate]) -> bool:
+    return all(a is b or a.nests(b) for a in candidates for b in candidates)
+
+
+def _outermost(group: list[Candidate]) -> int:
+    """Return how deep in the network the outermost level of a group is."""
+    return min(sum(1 for _ in c.level.stack) for c in group)
 
 
 def _size(node: Node) -> int:

@@ -16,7 +16,7 @@ class Join:
     """An operation in a module's own `forward` (not in its submodules) that joins a skip with the backbone.
 
     Args:
-        op: "cat" (also `hstack`, `stack`) or "add" (also `+=`, `torch.add`, `-`).
+        op: "cat" (also `hstack`, `stack`) or "add" (also `+=`, `torch.add`, `-`, `torch.lerp`).
         operand: Position of the skip among the tensors that are joined.
         widths: Size of each of these tensors along the site's `dim`.
         nth: Which one, if `forward` runs several joins of the same widths, from 0.
