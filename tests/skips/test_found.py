@@ -168,6 +168,29 @@ class Dense(ResNet):
         return self.head(torch.stack(features).sum(0))
 
 
+class Reminded(ResNet):
+    """modded-nanoGPT: every block adds a share of the network's first features, which is no long skip."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shares, self.layer = nn.Parameter(torch.tensor([1.0, 0.1])), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, h, first):
+            h = self.shares[0] * h + self.shares[1] * first
+            return h + self.layer(h).relu()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(4))
+
+    def forward(self, x):
+        h = first = self.stem(x)
+        for block in self.blocks:
+            h = block(h, first)
+        return self.head(h)
+
+
 class Straight(ResNet):
     def forward(self, x):
         return x + self.head(self.b(self.a(self.stem(x))))[:, :3]  # the input itself is not made by an encoder
@@ -185,7 +208,7 @@ class TwoDecoders(GALLERY["Root"]):
         return outputs[0] + outputs[1]
 
 
-@pytest.mark.parametrize("build", [ResNet, Dense, Straight, TwoDecoders])
+@pytest.mark.parametrize("build", [ResNet, Dense, Reminded, Straight, TwoDecoders])
 def test_what_is_not_clearly_a_long_skip_is_refused_and_nothing_changes(build):
     net, x = build(), torch.randn(2, 3, 8, 8)
     before = footprint(net)[0]

@@ -258,25 +258,24 @@ class Provenance:
         return chosen
 
     def _doubled(self, chosen: list[Candidate]) -> list[Candidate]:
-        """Return the joins of a tensor with itself, in the code of the other joins, that are innermost.
+        """Return the join of a tensor with itself, in the code of the other joins: the innermost of all, if any.
 
         A decoder that follows its encoder without a middle first takes back what the encoder gave it last.
         """
-        found: list[Candidate] = []
         like = {c.node.line: c for c in chosen}
         for node in self.nodes:
             model, carried = like.get(node.line), {i if i is None else self.carried(i) for i in node.operands}
-            if model is None or len(carried) > 1 or len(node.operands) != 2 or any(c.node is node for c in chosen):
+            if model is None or len(carried) > 1 or len(node.operands) != 2 or None in carried:
                 continue
-            skip, backbone = node.operands[model.operand], node.operands[1 - model.operand]
-            fork = carried.pop()
-            if skip is None or backbone is None or fork is None:
-                continue
+            skip, backbone = (node.operands[k] for k in (model.operand, 1 - model.operand))
+            assert skip is not None
+            assert backbone is not None
+            fork = self.carried(skip)
             level = next(c for c in node.call.stack if c.start <= fork < node.index and self._made_in(fork, c))
             candidate = Candidate(node, model.operand, skip, backbone, fork, node.index, level)
-            if all(other.around(candidate) for other in chosen) and not found:
-                found.append(candidate)
-        return found
+            if all(other.around(candidate) for other in chosen):
+                return [candidate]
+        return []
 
     def _mirrors(self, candidate: Candidate, chosen: list[Candidate]) -> bool:
         """Whether an addition around the middle is a long skip, not a residual shortcut: it continues the pattern.
@@ -306,8 +305,8 @@ class Provenance:
             for c in group:
                 lines[c.node.line].append(c)
             nested = [c for members in lines.values() if _nested(members) for c in members]
-            joined = Counter(c.skip for c in nested)
-            nested = [c for c in nested if joined[c.skip] == 1]
+            joined = Counter(self.carried(c.skip) for c in nested)
+            nested = [c for c in nested if joined[self.carried(c.skip)] == 1]
             chain = [c for c in nested if all(a is c or a.nests(c) for a in nested)]
             join, only = group[0].node.join, group[0]
             alone = len(group) == 1 and join == "cat" and (only.argument or only.node.call is self.root)
