@@ -116,7 +116,7 @@ def _effects(results: Results) -> Figure:
         else:
             ax.locator_params(axis="x", nbins=4)
         ax.set_title(title, fontsize=10)
-    grid[0].legend(fontsize=9, loc="best")
+    figure.legend(*grid[0].get_legend_handles_labels(), fontsize=9, ncols=len(scalings), loc="outside lower center")
     figure.suptitle(f"{results.plan.title}: variant over no scaling")
     return figure
 
