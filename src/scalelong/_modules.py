@@ -1,5 +1,6 @@
 """Run a network without changing it: eval mode for a block, and passes that leave no trace."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -8,6 +9,15 @@ import torch
 from torch import Tensor, nn
 
 Net = TypeVar("Net", bound=nn.Module)
+
+
+def parameters_of(module: nn.Module) -> dict[str, inspect.Parameter]:
+    """Return the parameters of `module.forward` by name; any, where it is scripted and does not tell."""
+    try:
+        return dict(inspect.signature(module.forward).parameters)
+    except ValueError:
+        anything = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
+        return {name: inspect.Parameter(name, kind) for name, kind in anything.items()}
 
 
 @contextmanager

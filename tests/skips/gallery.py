@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -210,6 +211,57 @@ class Projected(Root):
         return torch.cat([h, self.k(i, skip)], dim=1)
 
 
+class Refined(Root):
+    """More layers on the skips than in the middle: which operand is the skip shows in the resolution only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refine2, self.refine1 = (
+            nn.Sequential(*(layer for _ in range(4) for layer in (conv(n, n), nn.ReLU()))) for n in (6, 4)
+        )
+
+    def join(self, h: Tensor, skip: Tensor, i: int) -> Tensor:
+        return torch.cat([h, self.k(i, getattr(self, f"refine{i}")(skip))], dim=1)
+
+
+class OpenGates(Root):
+    """Attention gates in the network's own forward, with and without the skip beside its gated self."""
+
+    beside = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate2, self.gate1 = conv(12, 1), conv(8, 1)
+
+    def join(self, h: Tensor, skip: Tensor, i: int) -> Tensor:
+        gate = torch.cat([h, skip], dim=1)
+        gated = skip * getattr(self, f"gate{i}")(gate).sigmoid()
+        return torch.cat([h, self.k(i, skip + gated if self.beside else gated)], dim=1)
+
+
+class BesideGates(OpenGates):
+    beside = True
+
+
+class Branches(Root):
+    """The middle and the last step down concatenate branches of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.one, self.two = conv(4, 3, 2), conv(6, 3), conv(6, 3)
+        self.side = conv(4, 3, 2)
+
+    def middle_of(self, x: Tensor) -> Tensor:
+        return torch.cat([self.one(x), self.two(x)], dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.stem(x).relu()
+        two = torch.cat([self.down(one), self.side(one)], dim=1).relu()
+        h = up(self.middle_of(self.low(two).relu()))
+        h = up(self.up2(self.join(h, two, 2)).relu())
+        return self.head(self.up1(self.join(h, one, 1)).relu())
+
+
 class Attribute(Root):
     """The encoder leaves the skips on the network, in a dataclass."""
 
@@ -404,6 +456,80 @@ class Dicts(Blocks):
 
 class CallsForward(Blocks):
     way = "forward"
+
+
+class Level(NamedTuple):
+    skips: Any
+    x: Tensor
+
+
+class NamedTuples(Blocks):
+    """The decoder takes backbone and skips in a named tuple."""
+
+    class Decoder(Decoder):
+        def forward(self, level: Level) -> Tensor:
+            return super().forward(level.x, level.skips)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.ModuleList(self.Decoder(self, i, "two") for i in (3, 2, 1))
+
+    def call(self, block: nn.Module, h: Tensor, skips: list[Tensor], i: int) -> Tensor:
+        return block(Level(skips[i - 1], h))
+
+
+class Returned(Blocks):
+    """Blocks return the skip, which the network uses again."""
+
+    class Decoder(Decoder):
+        def forward(self, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(x, skip), skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.ModuleList(self.Decoder(self, i, "two") for i in (3, 2, 1))
+
+    def call(self, block: nn.Module, h: Tensor, skips: list[Tensor], i: int) -> Tensor:
+        h, skip = block(h, skips[i - 1])
+        return h * skip.mean((1, 2, 3), keepdim=True).sigmoid()
+
+
+class Overwritten(Blocks):
+    """The decoder writes its results into the list of skips."""
+
+    class Decoder(nn.Module):
+        def __init__(self, owner: ByHand) -> None:
+            super().__init__()
+            self.__dict__["owner"] = owner
+            self.mix = nn.ModuleList(conv(8, 4) for _ in range(3))
+
+        def forward(self, features: list[Tensor]) -> None:
+            for i in (3, 2, 1):
+                joined = torch.cat([up(features[i]), self.owner.k(i, features[i - 1])], 1)
+                features[i - 1] = self.mix[i - 1](joined).relu()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = self.Decoder(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = [self.stem(x)]
+        for block in self.encoder:
+            features.append(block(features[-1]).relu())
+        self.decoder(features)
+        return self.head(features[0])
+
+
+class FreeKeywords(Blocks):
+    """The decoder's skips are keywords that its `forward` does not name."""
+
+    class Decoder(Decoder):
+        def forward(self, x: Tensor, **features: Tensor) -> Tensor:
+            return super().forward(x, features["skip"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.ModuleList(self.Decoder(self, i, "two") for i in (3, 2, 1))
 
 
 class Pairs(ByHand):
@@ -866,8 +992,8 @@ class OwnScaling(Root):
 
 GALLERY = {cls.__name__: cls for cls in (
     Root, SkipFirst, Keywords, HStack, Add, SkipPlus, InPlace, TorchAdd, Lerped, Unnamed, StackedSum, Twice, Padded,
-    Resized, Gated, Projected, Attribute, Channels, Residual, ResidualCat, Sparse, Blocks, Popped, Tuples, Dicts,
-    CallsForward, Pairs, Shared, Recursive, AroundTheMiddle, Styled, Restored, Placeholder, Three, Nested, Volume,
-    Sequence, Tokens, AddedTokens, NoMiddle, GatedSums, OpenBlocks, Outside, OutputBlocks, Narrowing, Annotated,
-    OwnScaling,
+    Resized, Gated, Refined, OpenGates, BesideGates, Branches, Projected, Attribute, Channels, Residual, ResidualCat,
+    Sparse, Blocks, Popped, Tuples, Dicts, NamedTuples, Returned, Overwritten, FreeKeywords, CallsForward, Pairs,
+    Shared, Recursive, AroundTheMiddle, Styled, Restored, Placeholder, Three, Nested, Volume, Sequence, Tokens,
+    AddedTokens, NoMiddle, GatedSums, OpenBlocks, Outside, OutputBlocks, Narrowing, Annotated, OwnScaling,
 )}  # fmt: skip

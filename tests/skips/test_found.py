@@ -93,7 +93,7 @@ def test_ls_needs_no_channels_and_survives_copies_and_files(name, tmp_path):
     scalelong.save_scaling(net, tmp_path)
     again, _, _ = build(name)
     assert torch.equal(scalelong.load_scaling(again, tmp_path)(*x), expected)
-    if "__deepcopy__" not in vars(type(net)) and name not in ("Popped", "Tuples", "Dicts", "CallsForward", "Attribute"):
+    if not hasattr(type(net), "__deepcopy__") and name != "Attribute":
         assert torch.equal(copy.deepcopy(net)(*x), expected)
 
 
@@ -208,7 +208,54 @@ class TwoDecoders(GALLERY["Root"]):
         return outputs[0] + outputs[1]
 
 
-@pytest.mark.parametrize("build", [ResNet, Dense, Reminded, Straight, TwoDecoders])
+class Twice(nn.Module):
+    """Guidance in one forward: the U-Net runs twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.unet = GALLERY["Root"]()
+
+    def forward(self, x):
+        plain = self.unet(x)
+        return plain + 2 * (self.unet(x.flip(1)) - plain)
+
+
+class Stages(nn.Module):
+    """VoVNet: stages that end in one concatenation of all their features."""
+
+    class Stage(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(3))
+            self.mix = nn.Conv2d(4 * width, width, 1)
+
+        def forward(self, x):
+            features = [x]
+            for layer in self.layers:
+                features.append(layer(features[-1]).relu())
+            return self.mix(torch.cat(features, dim=1))
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), self.Stage(4), nn.MaxPool2d(2), self.Stage(4))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Ghost(ResNet):
+    """Two branches of one tensor, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        h = self.stem(x)
+        return self.head(torch.cat([self.a(h), self.b(h).relu()], dim=1))
+
+
+@pytest.mark.parametrize("build", [ResNet, Dense, Reminded, Straight, TwoDecoders, Twice, Stages, Ghost])
 def test_what_is_not_clearly_a_long_skip_is_refused_and_nothing_changes(build):
     net, x = build(), torch.randn(2, 3, 8, 8)
     before = footprint(net)[0]
@@ -382,6 +429,49 @@ def test_after_norm_needs_a_module_that_only_normalizes_what_is_joined():
     with pytest.raises(UnsupportedNetworkError, match="after_norm"):
         scalelong.apply(PreNorm(), ConstantScaling(0.7), placement="after_norm", example=(x,))
     assert [site.norm for site in scalelong.find_skips(NormInSequence(), x)] == ["up1.0.0", "up2.0.0"]
+
+
+class NormConv(nn.Conv2d):
+    """A norm in name only."""
+
+
+def test_a_convolution_with_norm_in_its_name_is_no_norm():
+    net, x, _ = build("Root")
+    net.up2, net.up1 = NormConv(12, 4, 3, padding=1), NormConv(8, 4, 3, padding=1)
+    assert [site.norm for site in scalelong.find_skips(net, *x)] == [None, None]
+
+
+class ByKeyword(GALLERY["Root"]):
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.norm, self.conv = nn.GroupNorm(2, width), nn.Conv2d(width, 4, 3, padding=1)
+            self.short = nn.Conv2d(width, 4, 1)
+
+        def forward(self, x):
+            return self.conv(self.norm(input=x)) + self.short(input=x)
+
+    def __init__(self):
+        super().__init__()
+        self.up2, self.up1 = self.Block(12), self.Block(8)
+
+
+def test_norm_and_shortcut_may_be_called_by_keyword():
+    net, (x,), kappas = ByKeyword(), torch.randn(1, 2, 3, 8, 8), (0.5, 4.0)
+    plain = net(x)
+    scalelong.apply(net, ExplicitScaling(kappas), placement="after_norm", example=(x,))
+    assert not torch.allclose(net(x), plain)
+    scalelong.apply(net, ExplicitScaling([1.0, 1.0]), placement="after_norm", example=(x,), replace=True)
+    assert torch.equal(net(x), plain)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_network_may_have_scripted_parts():
+    net, x, kappas = build("Root")
+    expected = by_hand(net, x, kappas)
+    net.middle = torch.jit.trace(net.middle, torch.randn(2, 6, 2, 2))
+    scalelong.apply(net, ExplicitScaling(kappas), example=x)
+    torch.testing.assert_close(net(*x), expected)
 
 
 def test_an_example_is_a_tuple_a_dictionary_or_both():

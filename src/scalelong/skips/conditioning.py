@@ -3,13 +3,12 @@
 Our U-ViT calls `enter_block` and `leave_block` in `forward`; diffusers' U-Nets get hooks.
 """
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from scalelong._modules import first_tensor
+from scalelong._modules import first_tensor, parameters_of
 from scalelong.errors import InvalidValueError, UnsupportedNetworkError, unknown
 from scalelong.scaling import SkipScaling
 from scalelong.skips.blocks import blocks_of, pooled
@@ -96,7 +95,7 @@ def _path(net: nn.Module, block: str) -> tuple[tuple[str, ...], int, int, int | 
         width = features = int(net.pos_embed.shape[-1])  # type: ignore[index]
         targets = [path for path in later if path.startswith("out_blocks.")]
     else:
-        accepts = lambda path: EMBEDDING in inspect.signature(net.get_submodule(path).forward).parameters  # noqa: E731
+        accepts = lambda path: EMBEDDING in parameters_of(net.get_submodule(path))  # noqa: E731
         targets = [path for path in later if accepts(path)]
         width = getattr(getattr(getattr(net, "time_embedding", None), "linear_2", None), "out_features", 0)
         resnets: Any = getattr(net.get_submodule(block), "resnets", None)

@@ -1,10 +1,10 @@
 """Find the long skips of a network: declared ones, registered adapters, then known structures."""
 
-import inspect
 from collections.abc import Callable, Iterable
 
 from torch import nn
 
+from scalelong._modules import parameters_of
 from scalelong.errors import UnsupportedNetworkError, invalid, suggestion
 from scalelong.skips.sites import ROOT, Site, declared_sites
 from scalelong.skips.structures import STRUCTURES, find_uvit
@@ -109,7 +109,7 @@ def _guesses(net: nn.Module) -> str:
     found = []
     for path, module in net.named_modules():
         if path and type(module).__module__.split(".")[0] != "torch":
-            names = list(inspect.signature(module.forward).parameters)
+            names = list(parameters_of(module))
             found += [f"scalelong.Site({path!r}, {name!r})" for name in names[1:] if "skip" in name]
     return ", ".join([*found[::-1][:3], "…"] if found else ["scalelong.Site('decoder.2', 'skip')", "…"])
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
+from scalelong._modules import parameters_of
 from scalelong.errors import UnsupportedNetworkError, invalid
 from scalelong.skips.finders import find_sites, is_registered
 from scalelong.skips.hooks import Argument
@@ -146,7 +146,7 @@ def as_call(net: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, An
     if len(args) == 2 and isinstance(args[0], (tuple, list)) and isinstance(args[1], dict):
         return tuple(args[0]), args[1]
     if len(args) > 1 and isinstance(args[-1], dict):
-        parameters = inspect.signature(net.forward).parameters.values()
+        parameters = parameters_of(net).values()
         names = {p.name for p in parameters}
         if set(args[-1]) <= names or any(p.kind is p.VAR_KEYWORD for p in parameters):
             return args[:-1], args[-1]
@@ -159,14 +159,21 @@ def _found(net: nn.Module, graph: Provenance) -> FoundSkips:
     if graph.trace.scaled and declared_sites(net) is None:
         return FoundSkips(name, _scaled_in_forward(name, graph, [*chosen, *others]))
     left_out = [(f"{c.node.call.path} ({c.node.join})", c.reason) for c in others]
-    if chosen and all(a.nests(b) for a in chosen for b in chosen if a is not b):
+    if graph.unets:
+        each = ", ".join(dict.fromkeys(graph.unets))
+        hint = "apply the scaling to each module, scalelong.apply(net.unet, scaling, example=…)"
+        raise UnsupportedNetworkError(f"{name} runs {len(graph.unets)} U-Nets ({each}) that are not nested; {hint}")
+    one = len({c.node for c in chosen}) < min(2, len(chosen))  # all in one concatenation
+    if chosen and not one and all(a.nests(b) for a in chosen for b in chosen if a is not b):
         return FoundSkips(name, [site_of(graph, c, chosen) for c in reversed(chosen)], left_out)
     shown = chosen or [c for c in others if not c.residual] or others
     seen = f"ran {name} once and found {sum(bool(node.join) for node in graph.nodes)} joins"
     if not shown:
         hint = "it has no long skips, or they are not concatenated or added"
         raise UnsupportedNetworkError(f"{seen}, none of a tensor with what was computed from it: {hint}")
-    if chosen:
+    if one:
+        problem = "but all in one concatenation, which may be no decoder"
+    elif chosen:
         problem = "but they do not nest: the skip that is made last must be joined first"
     else:
         problem = "but it is not clear which are long skips: " + others[0].reason
@@ -252,7 +259,8 @@ def site_of(graph: Provenance, candidate: Candidate, chosen: list[Candidate]) ->
             carrier=joiner.path if joiner.path != path else None,
         )  # fmt: skip
         return _numbered(graph, site, joiner)
-    if consumer is not None and given is not None and node.axis is not None and alone and (first or last):
+    shown = given is not None and consumer is not None and _declared(consumer.module, given.argument)
+    if consumer is not None and given is not None and shown and node.axis is not None and alone and (first or last):
         site = dataclasses.replace(
             site, path=consumer.path, argument=_name(consumer.module, given.argument), trailing=last, leading=not last
         )
@@ -275,9 +283,14 @@ def _name(module: nn.Module, argument: int | str) -> int | str:
     """Return the name of an argument instead of its position, where it has one."""
     if isinstance(argument, str):
         return argument
-    parameters = list(inspect.signature(module.forward).parameters.values())
+    parameters = parameters_of(module).values()
     named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     return named[argument] if 0 < argument < len(named) else argument
+
+
+def _declared(module: nn.Module, argument: int | str) -> bool:
+    """Whether `forward` declares an argument, instead of taking it among `**kwargs`."""
+    return isinstance(argument, int) or argument in parameters_of(module)
 
 
 def _brought(graph: Provenance, candidate: Candidate) -> Given | None:
@@ -286,6 +299,7 @@ def _brought(graph: Provenance, candidate: Candidate) -> Given | None:
     given = [g for g in call.arguments if g.node == candidate.skip]
     uses = [use for use in graph.uses(candidate.skip) if call.start <= use.index < call.end]
     single = len(given) == 1 and uses == [candidate.node] and candidate.node.operands.count(candidate.skip) == 1
+    single = single and candidate.skip not in call.returned and _declared(call.module, given[0].argument)
     in_list = single and given[0].item is not None
     return given[0] if single and call.path != ROOT and not (in_list and call.mutates) else None
 
@@ -295,7 +309,7 @@ def _norm_and_shortcut(graph: Provenance, node: Node) -> tuple[str | None, str |
     calls = {use.call: use.op for use in graph.uses(node.index)}
     leaves = {call: op for call, op in calls.items() if _takes(call, node)}
     once = all(sum(c.module is call.module for c in graph.trace.calls) == 1 for call in leaves)
-    norms = [call for call, op in leaves.items() if op in NORMS or "Norm" in type(call.module).__name__]
+    norms = [call for call, op in leaves.items() if op in NORMS or ("Norm" in _kind(call) and not _mixes(op))]
     others = [call for call in leaves if call not in norms]
     if len(norms) != 1 or len(others) > 1 or len(leaves) != len(calls) or not once or norms[0] is node.call:
         return None, None
@@ -309,6 +323,15 @@ def _norm_and_shortcut(graph: Provenance, node: Node) -> tuple[str | None, str |
     ):
         shortcut = shortcut.parent
     return norm.path, shortcut.path if shortcut else None
+
+
+def _kind(call: Call) -> str:
+    return type(call.module).__name__
+
+
+def _mixes(op: str) -> bool:
+    """Whether an operation mixes channels, which no norm does: a convolution with a norm in its name."""
+    return op.startswith(("conv", "_conv")) or op in ("linear", "matmul", "mm", "bmm", "einsum", "__matmul__")
 
 
 def _takes(call: Call, node: Node) -> bool:

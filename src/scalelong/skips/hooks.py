@@ -7,7 +7,7 @@ is `two_sided` has `join(skip, backbone, i)` instead, which returns both, and ac
 
 from __future__ import annotations
 
-import inspect
+import copy
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from scalelong._modules import parameters_of
 from scalelong.errors import ScalingStateError, ScalingWarning, UnsupportedNetworkError, invalid
 from scalelong.scaling import SkipScaling, SkipShape
 from scalelong.skips.joins import (
@@ -93,7 +94,7 @@ def scale_skip(net: nn.Module, skip: Tensor, i: int, backbone: Tensor | None = N
 
 def scaling_of(net: nn.Module) -> SkipScaling | None:
     """Return the module that scales `net`, or None for an unscaled network."""
-    scaler = net._modules.get(NAME)
+    scaler = net._modules[NAME] if NAME in net._modules else None  # noqa: SIM401  (scripted modules)
     if isinstance(getattr(scaler, "original_module", None), SkipScaling):
         hint = "leave it out and pass scalelong.parameters(net) to the optimizer"
         raise ScalingStateError(f"PEFT's modules_to_save made a copy of {NAME!r} that does not run; {hint}")
@@ -110,7 +111,7 @@ class Argument:
     @staticmethod
     def of(module: nn.Module, argument: int | str) -> Argument:
         """Locate `argument` (a name or a position) in the signature of `module.forward`."""
-        parameters = list(inspect.signature(module.forward).parameters.values())
+        parameters = parameters_of(module).values()
         named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
         if isinstance(argument, int):
             if argument < len(named):
@@ -192,7 +193,7 @@ class ArgumentHook(SkipHook):
             return self.argument.put(args, kwargs, first.scaled(value, self.actor))
         if not isinstance(value, (tuple, list, dict)):
             raise UnsupportedNetworkError(f"{self}, must be a tuple, list or dict, got {type(value).__name__}")
-        items: Any = dict(value) if isinstance(value, dict) else list(value)
+        items: Any = _copied(value)
         for part in parts:
             item = part.site.item
             if item not in (items if isinstance(value, dict) else range(-len(items), len(items))):
@@ -200,7 +201,16 @@ class ArgumentHook(SkipHook):
                 skip = f"long skip {part.index} is item {item!r}"
                 raise UnsupportedNetworkError(f"argument {self.argument} has {has}, but {skip}")
             items[item] = part.scaled(items[item], self.actor)
-        return self.argument.put(args, kwargs, tuple(items) if isinstance(value, tuple) else items)
+        if isinstance(value, tuple):
+            items = value._make(items) if hasattr(value, "_make") else tuple(items)  # a named tuple stays one
+        return self.argument.put(args, kwargs, items)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy to change: a list of a tuple, otherwise the same kind (an OrderedDict, diffusers' outputs)."""
+    if isinstance(value, tuple):
+        return list(value)
+    return type(value)(value) if type(value) in (list, dict) else copy.copy(value)
 
 
 @dataclass(eq=False)
@@ -208,11 +218,12 @@ class NormHook(SkipHook):
     """A forward hook that scales the skip's channels at a norm's output; κ_i is computed from the norm's input."""
 
     part: Part
+    argument: Argument
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         site = self.part.site
         assert site.channels is not None
-        _, skip = split_joined(args[0], site.channels, site.dim, site.leading)
+        _, skip = split_joined(self.argument.get(args, kwargs), site.channels, site.dim, site.leading)
         kappa = self.actor(skip, self.part.index)
         if isinstance(kappa, float) and kappa == 1.0:
             return output
@@ -258,7 +269,7 @@ TIMES = ("timestep", "timesteps", "t", "time", "times", "noise_labels", "sigma")
 
 def timestep_hook(net: nn.Module, actor: Any) -> TimestepHook:
     """Return the hook for a network whose `forward` has a timestep."""
-    names = list(inspect.signature(net.forward).parameters)
+    names = list(parameters_of(net))
     name = next((name for name in TIMES if name in names), None)
     if name is None:
         known = f"{type(net).__name__}.forward has {', '.join(names)}; a timestep is one of {', '.join(TIMES)}"
@@ -361,10 +372,12 @@ def _attach_after_norm(net: nn.Module, site: Site, index: int, actor: Any) -> li
         problem = f"requires a norm that sees the joined tensor of long skip {index}; none was found at {site.path}"
         raise UnsupportedNetworkError(f'placement="after_norm" {problem}; use placement="join"')
     part = Part(index, replace(site, item=None, trailing=not site.leading))
-    handles: list[Handle] = [net.get_submodule(site.norm).register_forward_hook(NormHook(actor, part))]
+    norm = net.get_submodule(site.norm)
+    handles: list[Handle] = [norm.register_forward_hook(NormHook(actor, part, Argument.of(norm, 0)), with_kwargs=True)]
     if site.shortcut is not None:
-        hook = ArgumentHook(actor, Argument(None, 0), (part,))
-        handles.append(net.get_submodule(site.shortcut).register_forward_pre_hook(hook, with_kwargs=True))
+        shortcut = net.get_submodule(site.shortcut)
+        hook = ArgumentHook(actor, Argument.of(shortcut, 0), (part,))
+        handles.append(shortcut.register_forward_pre_hook(hook, with_kwargs=True))
     return handles
 
 

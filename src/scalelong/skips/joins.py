@@ -74,7 +74,7 @@ def frontier(module: nn.Module) -> list[nn.Module]:
     """Return the submodules that `forward` calls: children, or those of containers that have no `forward`."""
     found = []
     for child in module.children():
-        container = type(child).forward is nn.Module.forward
+        container = getattr(type(child), "forward", None) is nn.Module.forward  # a scripted class has none
         found += frontier(child) if container else [child]
     return found
 

@@ -41,6 +41,11 @@ class Candidate:
         """Whether skip and backbone both come into the call that joins them."""
         return self.first < self.node.call.start and self.skip < self.node.call.start
 
+    @property
+    def place(self) -> tuple[tuple[str, int], str]:
+        """The line of code, and whether it adds or concatenates there."""
+        return self.node.line, self.node.join
+
     def around(self, other: Candidate) -> bool:
         return self.fork <= other.fork and other.node.index < self.node.index
 
@@ -71,7 +76,7 @@ class Provenance:
             self.raw.append(not self.layer[-1] and all(self.raw[i] for i in node.inputs))
             self.channels.append(self._channels(node))
         self.cut: set[tuple[int, int]] = set()  # edges (operand, join) of long skips
-        self.used = Counter(i for node in self.nodes for i in node.inputs)
+        self.unets: list[str] = []  # their modules, if the network runs several side by side
 
     # ------------------------------------------------------------------------------------------ resolution
 
@@ -127,8 +132,14 @@ class Provenance:
         return self.carried(min(gated)) if gated else operand
 
     def _gated(self, node: Node) -> list[int]:
-        """Return what a gate multiplies that is as large as its output: among it, the tensor that is carried."""
-        return [i for i in node.inputs if _size(self.nodes[i]) == _size(node)] if node.op in GATES else []
+        """Return what a gate multiplies that is as large as its output: among it, the tensor that is carried.
+
+        A tensor plus its gated self, or plus an offset for each channel, is carried as well.
+        """
+        full = [i for i in node.inputs if _size(self.nodes[i]) == _size(node)]
+        if node.op in GATES:
+            return full
+        return full if node.join == "add" and len({self.carried(i) for i in full}) == 1 else []
 
     def between(self, fork: int, end: int) -> list[int]:
         """Return the nodes on the ways from `fork` to `end`, both excluded from the start but `end` included."""
@@ -166,39 +177,48 @@ class Provenance:
         return self.nodes[index].call.inside(call)
 
     def _backbone(self, operands: list[int]) -> int:
-        """Return the operand that forks off last; of equal ones, the one with more layers since the fork, ungated."""
+        """Return the operand that forks off last.
 
-        def depth(operand: int) -> tuple[int, int, bool]:
+        Of equal ones it is the one that comes from a lower resolution, then the one with more layers since, ungated.
+        """
+
+        def depth(operand: int) -> tuple[int, bool, int, bool]:
             others = [o for o in operands if o != operand] or [operand]
             fork, carried = max(self.fork(operand, other) for other in others), self.carried(operand)
             since = self.ancestors[carried] & ~self.ancestors[fork] if fork >= 0 else 0
-            return fork, since.bit_count(), carried == operand
+            here = fork >= 0 and self.positions(fork) == self.positions(operand)
+            return fork, here and self._lower(fork, operand, others[0]), since.bit_count(), carried == operand
 
         return max(operands, key=depth)
 
     def narrows(self, candidate: Candidate) -> bool:
         """Whether every way of the backbone from fork to join, long skips aside, goes through a lower resolution."""
-        shape = self.nodes[candidate.skip].shape
+        return self._lower(candidate.fork, candidate.backbone, candidate.skip)
 
-        def positions(index: int) -> float:  # what is shaped like the skip has its resolution, however it was made
-            return self.positions(candidate.skip if self.nodes[index].shape == shape else index)
+    def _lower(self, fork: int, end: int, other: int) -> bool:
+        """Whether every way from `fork` to `end`, which joins `other`, goes through a lower resolution."""
+        shape = self.nodes[other].shape
 
-        least = min(positions(candidate.backbone), positions(candidate.fork))
-        widest = {candidate.fork: float("inf")}
-        for n in self.between(candidate.fork, candidate.backbone):
+        def positions(index: int) -> float:  # what is shaped like the other has its resolution, however it was made
+            return self.positions(other if self.nodes[index].shape == shape else index)
+
+        least = min(positions(end), positions(fork))
+        widest = {fork: float("inf")}
+        for n in self.between(fork, end):
             ways = [widest[i] for i in self.nodes[n].inputs if i in widest and (i, n) not in self.cut]
             if ways:
                 widest[n] = min(max(ways), positions(n))
-        return widest.get(candidate.backbone, float("inf")) < 0.9 * least
+        return widest.get(end, float("inf")) < 0.9 * least
 
     # ------------------------------------------------------------------------------------------- selection
 
     def select(self) -> tuple[list[Candidate], list[Candidate]]:
         """Return the long skips, innermost first, and the other candidates with the reason that leaves them out."""
         every = self.candidates()
-        others = [c for c in every if any(self._gates(c, other) for other in every)]
-        for line in {c.node.line for c in every if c.residual}:  # residual blocks: some follow one another
-            alike = [c for c in every if c.node.line == line and c.residual]
+        gates = [c for c in every if any(self._gates(c, other) for other in every)]
+        others = list(gates)
+        for place in {c.place for c in every if c.residual}:  # residual blocks: some follow one another
+            alike = [c for c in every if c.place == place and c.residual]
             if not _nested(alike):
                 others += alike
         strong: list[Candidate] = []
@@ -207,7 +227,8 @@ class Provenance:
                 strong.append(candidate)
                 self.cut.add((candidate.skip, candidate.node.index))
         chosen = self._main_group(strong)
-        chosen = self._extended(chosen, every) if chosen else self._without_resolutions(every)
+        rest = [c for c in every if c not in gates]
+        chosen = self._extended(chosen, rest) if chosen else self._without_resolutions(rest)
         chosen += self._doubled(chosen)
         for candidate in every:
             if candidate not in chosen:
@@ -221,21 +242,24 @@ class Provenance:
 
     def _group(self, candidate: Candidate) -> object:
         """Residual-shaped joins belong together by the line of code (a recursive U-Net), others by their level."""
-        return candidate.node.line if candidate.residual else candidate.level
+        return candidate.place if candidate.residual else candidate.level
 
     def _main_group(self, strong: list[Candidate]) -> list[Candidate]:
         """Return the U-Net that is the network, not one inside a block: the outermost level with two skips or more."""
         groups = self._grouped(strong, self._group)
-        several = [group for group in groups if len(group) > 1] or groups
-        return min(several, key=_outermost, default=[])
+        several = [group for group in groups if len(group) > 1]
+        main = min(several or groups, key=_outermost, default=[])
+        equal = [group for group in several if _outermost(group) == _outermost(main)]
+        self.unets = [group[0].level.path for group in equal] if len(equal) > 1 else []
+        return main
 
     def _grouped(self, candidates: list[Candidate], key: Callable[[Candidate], object]) -> list[list[Candidate]]:
         """Group candidates; joins in one line that nest belong together, as those of a recursive U-Net do."""
         groups: dict[object, list[Candidate]] = defaultdict(list)
         for candidate in candidates:
             groups[key(candidate)].append(candidate)
-        for line in {c.node.line for c in candidates}:
-            alike = [c for c in candidates if c.node.line == line]
+        for place in {c.place for c in candidates}:
+            alike = [c for c in candidates if c.place == place]
             if _nested(alike):
                 merged = [c for group in {id(g): g for g in (groups[key(c)] for c in alike)}.values() for c in group]
                 groups.update(dict.fromkeys(map(key, alike), merged))
@@ -243,13 +267,14 @@ class Provenance:
 
     def _extended(self, chosen: list[Candidate], every: list[Candidate]) -> list[Candidate]:
         """Add what nests with the skips and joins in the same way, at the lowest resolution."""
-        kinds, lines = {c.node.join for c in chosen}, {c.node.line for c in chosen}
+        kinds, places = {c.node.join for c in chosen}, {c.place for c in chosen}
+        ends = {c.operand for c in chosen}
         groups = {self._group(c) for c in chosen}
         for candidate in sorted(every, key=lambda c: c.fork):
             if candidate in chosen or self._group(candidate) not in groups:
                 continue
-            alike = candidate.node.line in lines
-            cat = candidate.node.join == "cat" in kinds
+            alike = candidate.place in places
+            cat = candidate.node.join == "cat" in kinds and candidate.operand in ends and self._whole(candidate)
             argument = candidate.argument and candidate.node.join in kinds
             if not (alike or cat or argument or self._mirrors(candidate, chosen)):
                 continue
@@ -262,9 +287,10 @@ class Provenance:
 
         A decoder that follows its encoder without a middle first takes back what the encoder gave it last.
         """
-        like = {c.node.line: c for c in chosen}
+        like = {c.place: c for c in chosen}
         for node in self.nodes:
-            model, carried = like.get(node.line), {i if i is None else self.carried(i) for i in node.operands}
+            model = like.get((node.line, node.join))
+            carried = {i if i is None else self.carried(i) for i in node.operands}
             if model is None or len(carried) > 1 or len(node.operands) != 2 or None in carried:
                 continue
             skip, backbone = (node.operands[k] for k in (model.operand, 1 - model.operand))
@@ -276,6 +302,10 @@ class Provenance:
             if all(other.around(candidate) for other in chosen):
                 return [candidate]
         return []
+
+    def _whole(self, candidate: Candidate) -> bool:
+        """Whether the skip is what the backbone was computed from, not another branch beside it."""
+        return self.carried(candidate.skip) == self.carried(candidate.fork)
 
     def _mirrors(self, candidate: Candidate, chosen: list[Candidate]) -> bool:
         """Whether an addition around the middle is a long skip, not a residual shortcut: it continues the pattern.
@@ -299,17 +329,19 @@ class Provenance:
     def _without_resolutions(self, every: list[Candidate]) -> list[Candidate]:
         """Find the skips of a network of one resolution: two or more that nest, at the outermost level possible."""
         chains = []
+        operands = Counter(c.node for c in every)  # one concatenation of all features is no decoder
         usable = [c for c in every if not c.residual]
         for group in self._grouped(usable, lambda c: (c.level, c.node.join)):
             lines = defaultdict(list)
             for c in group:
-                lines[c.node.line].append(c)
+                lines[c.place].append(c)
             nested = [c for members in lines.values() if _nested(members) for c in members]
             joined = Counter(self.carried(c.skip) for c in nested)
-            nested = [c for c in nested if joined[self.carried(c.skip)] == 1]
+            nested = [c for c in nested if joined[self.carried(c.skip)] == operands[c.node] == 1]
             chain = [c for c in nested if all(a is c or a.nests(c) for a in nested)]
             join, only = group[0].node.join, group[0]
-            alone = len(group) == 1 and join == "cat" and (only.argument or only.node.call is self.root)
+            here = only.argument or only.node.call is self.root
+            alone = len(group) == 1 and join == "cat" and here and self._whole(only)
             if len(chain) > 1 or alone:
                 chains.append((join != "cat", _outermost(group), -len(chain), chain))
         return min(chains, key=lambda entry: entry[:3])[3] if chains else []

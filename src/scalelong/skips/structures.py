@@ -5,13 +5,13 @@ third-party package is imported. Widths are read from both sides of each join: t
 backbone's.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from scalelong._modules import parameters_of
 from scalelong.skips.sites import Site
 
 
@@ -67,7 +67,7 @@ def find_skip_blocks(net: nn.Module) -> list[Site] | None:
     if not _lists(blocks):
         return None
     takes = [k for k, block in enumerate(blocks) if _is_linear(getattr(block, "skip_linear", None))]
-    if not takes or not all("skip" in inspect.signature(blocks[k].forward).parameters for k in takes):
+    if not takes or not all("skip" in parameters_of(blocks[k]) for k in takes):
         return None
     if takes != list(range(len(blocks) - len(takes), len(blocks))) or len(takes) > len(blocks) // 2:
         return None
@@ -427,14 +427,14 @@ def _is_linear(layer: object) -> bool:
 
 
 def _tuple_argument(block: nn.Module) -> str:
-    names = inspect.signature(block.forward).parameters
+    names = parameters_of(block)
     known = ("res_hidden_states_tuple", "res_hidden_states_list", "res_hidden_states_tuple_base")
     return next((name for name in known if name in names), "")
 
 
 def _skip_argument(block: nn.Module) -> str:
     """Return the name of the argument of `forward` that a skip is passed in, "" if it has none."""
-    names = list(inspect.signature(block.forward).parameters)[1:]
+    names = list(parameters_of(block))[1:]
     return next((name for name in ("skip", "skipx", "x_skip", "skip_connection") if name in names), "")
 
 

@@ -42,7 +42,8 @@ class Call:
     arguments: list[Given] = field(default_factory=list)
     output: int | None = None  # the node, if the module returns one tensor
     frontier: frozenset[nn.Module] = frozenset()
-    lists: list[tuple[Any, int]] = field(default_factory=list)  # lists among the arguments, with their lengths
+    returned: frozenset[int] = frozenset()  # all nodes that it returns
+    lists: list[tuple[Any, list[Any]]] = field(default_factory=list)  # among the arguments, with their items
     mutates: bool = False  # whether it changed such a list, as `skips.pop()` does
 
     @property
@@ -144,20 +145,21 @@ class Trace(TorchFunctionMode):
             elif isinstance(value, dict):
                 keyed = list(value.items())
             if isinstance(value, (list, dict)):
-                call.lists.append((value, len(value)))
+                call.lists.append((value, items_of(value)))
             for item, tensor in keyed:
                 if isinstance(tensor, Tensor) and (node := self.node(tensor)) is not None:
                     call.arguments.append(Given(argument, item, len(keyed), node))
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         call = self._stack.pop()
-        call.mutates = any(len(value) != length for value, length in call.lists)
+        call.mutates = any(list(map(id, items_of(value))) != list(map(id, items)) for value, items in call.lists)
         call.lists = []
         found = list(tensors(output))
         for tensor in found:  # made out of sight: by a compiled or scripted part
             if self.node(tensor) is None:
                 inputs = tuple(dict.fromkeys(given.node for given in call.arguments))
                 self._add(tensor, type(module).__name__, inputs, True, call)
+        call.returned = frozenset(node for tensor in found if (node := self.node(tensor)) is not None)
         if len(found) == 1:
             call.output = self.node(found[0])
         call.end = len(self.nodes)
@@ -215,6 +217,10 @@ def tensors(value: Any) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for entry in dataclasses.fields(value):
             yield from tensors(getattr(value, entry.name, None))
+
+
+def items_of(value: list[Any] | dict[Any, Any]) -> list[Any]:
+    return list(value.values() if isinstance(value, dict) else value)
 
 
 def _version(tensor: Tensor) -> int:
