@@ -65,6 +65,7 @@ class Provenance:
         self.layer: list[bool] = []  # reads parameters, or what was computed from them alone
         self.raw: list[bool] = []  # computed from the network's inputs without parameters
         self.channels: list[tuple[int | None, int]] = []  # their axis and number
+        self.carried: list[int] = []  # the tensor that a gated one was before its gates
         inputs = sum(1 << node.index for node in self.nodes if node.op == "input")
         for node in self.nodes:
             bits = 1 << node.index
@@ -75,6 +76,8 @@ class Provenance:
             self.layer.append(node.weighted or bool(state))
             self.raw.append(not self.layer[-1] and all(self.raw[i] for i in node.inputs))
             self.channels.append(self._channels(node))
+            gated = self._gated(node)
+            self.carried.append(self.carried[min(gated)] if gated else node.index)
         self.cut: set[tuple[int, int]] = set()  # edges (operand, join) of long skips
         self.unets: list[str] = []  # their modules, if the network runs several side by side
 
@@ -121,15 +124,10 @@ class Provenance:
         if self.ancestors[other] >> operand & 1:
             return operand
         if gated := self._gated(node):
-            return min(self.fork(i, other) for i in gated)
+            return min(self.fork(i, other) for i in gated) if node.op in GATES else self.fork(min(gated), other)
         if len(node.inputs) == 1:
             return self.fork(node.inputs[0], other)
         return (self.ancestors[operand] & self.ancestors[other]).bit_length() - 1
-
-    def carried(self, operand: int) -> int:
-        """Return the tensor that a gated one was before its gates."""
-        gated = self._gated(self.nodes[operand])
-        return self.carried(min(gated)) if gated else operand
 
     def _gated(self, node: Node) -> list[int]:
         """Return what a gate multiplies that is as large as its output: among it, the tensor that is carried.
@@ -139,7 +137,7 @@ class Provenance:
         full = [i for i in node.inputs if _size(self.nodes[i]) == _size(node)]
         if node.op in GATES:
             return full
-        return full if node.join == "add" and len({self.carried(i) for i in full}) == 1 else []
+        return full if node.join == "add" and len({self.carried[i] for i in full}) == 1 else []
 
     def between(self, fork: int, end: int) -> list[int]:
         """Return the nodes on the ways from `fork` to `end`, both excluded from the start but `end` included."""
@@ -162,7 +160,7 @@ class Provenance:
                 if i == backbone:
                     continue
                 fork = self.fork(i, backbone)
-                if fork < 0 or self.raw[self.carried(i)] or not self.ancestors[fork] >> (self.trace.main or 0) & 1:
+                if fork < 0 or self.raw[self.carried[i]] or not self.ancestors[fork] >> (self.trace.main or 0) & 1:
                     continue  # from an input, or from a condition
                 if self.raw[fork] and not any(self.layer[n] for n in self.between(fork, i)):
                     continue
@@ -184,7 +182,7 @@ class Provenance:
 
         def depth(operand: int) -> tuple[int, bool, int, bool]:
             others = [o for o in operands if o != operand] or [operand]
-            fork, carried = max(self.fork(operand, other) for other in others), self.carried(operand)
+            fork, carried = max(self.fork(operand, other) for other in others), self.carried[operand]
             since = self.ancestors[carried] & ~self.ancestors[fork] if fork >= 0 else 0
             here = fork >= 0 and self.positions(fork) == self.positions(operand)
             return fork, here and self._lower(fork, operand, others[0]), since.bit_count(), carried == operand
@@ -290,13 +288,13 @@ class Provenance:
         like = {c.place: c for c in chosen}
         for node in self.nodes:
             model = like.get((node.line, node.join))
-            carried = {i if i is None else self.carried(i) for i in node.operands}
+            carried = {i if i is None else self.carried[i] for i in node.operands}
             if model is None or len(carried) > 1 or len(node.operands) != 2 or None in carried:
                 continue
             skip, backbone = (node.operands[k] for k in (model.operand, 1 - model.operand))
             assert skip is not None
             assert backbone is not None
-            fork = self.carried(skip)
+            fork = self.carried[skip]
             level = next(c for c in node.call.stack if c.start <= fork < node.index and self._made_in(fork, c))
             candidate = Candidate(node, model.operand, skip, backbone, fork, node.index, level)
             if all(other.around(candidate) for other in chosen):
@@ -305,7 +303,7 @@ class Provenance:
 
     def _whole(self, candidate: Candidate) -> bool:
         """Whether the skip is what the backbone was computed from, not another branch beside it."""
-        return self.carried(candidate.skip) == self.carried(candidate.fork)
+        return self.carried[candidate.skip] == self.carried[candidate.fork]
 
     def _mirrors(self, candidate: Candidate, chosen: list[Candidate]) -> bool:
         """Whether an addition around the middle is a long skip, not a residual shortcut: it continues the pattern.
@@ -336,8 +334,8 @@ class Provenance:
             for c in group:
                 lines[c.place].append(c)
             nested = [c for members in lines.values() if _nested(members) for c in members]
-            joined = Counter(self.carried(c.skip) for c in nested)
-            nested = [c for c in nested if joined[self.carried(c.skip)] == operands[c.node] == 1]
+            joined = Counter(self.carried[c.skip] for c in nested)
+            nested = [c for c in nested if joined[self.carried[c.skip]] == operands[c.node] == 1]
             chain = [c for c in nested if all(a is c or a.nests(c) for a in nested)]
             join, only = group[0].node.join, group[0]
             here = only.argument or only.node.call is self.root
