@@ -163,15 +163,15 @@ def _found(net: nn.Module, graph: Provenance) -> FoundSkips:
         each = ", ".join(dict.fromkeys(graph.unets))
         hint = "apply the scaling to each module, scalelong.apply(net.unet, scaling, example=…)"
         raise UnsupportedNetworkError(f"{name} runs {len(graph.unets)} U-Nets ({each}) that are not nested; {hint}")
-    one = len({c.node for c in chosen}) < min(2, len(chosen))  # all in one concatenation
-    if chosen and not one and all(a.nests(b) for a in chosen for b in chosen if a is not b):
+    single = len(chosen) > 1 and len({c.node for c in chosen}) == 1  # all in one concatenation
+    if chosen and not single and all(a.nests(b) for a in chosen for b in chosen if a is not b):
         return FoundSkips(name, [site_of(graph, c, chosen) for c in reversed(chosen)], left_out)
     shown = chosen or [c for c in others if not c.residual] or others
     seen = f"ran {name} once and found {sum(bool(node.join) for node in graph.nodes)} joins"
     if not shown:
         hint = "it has no long skips, or they are not concatenated or added"
         raise UnsupportedNetworkError(f"{seen}, none of a tensor with what was computed from it: {hint}")
-    if one:
+    if single:
         problem = "but all in one concatenation, which may be no decoder"
     elif chosen:
         problem = "but they do not nest: the skip that is made last must be joined first"
@@ -309,7 +309,9 @@ def _norm_and_shortcut(graph: Provenance, node: Node) -> tuple[str | None, str |
     calls = {use.call: use.op for use in graph.uses(node.index)}
     leaves = {call: op for call, op in calls.items() if _takes(call, node)}
     once = all(sum(c.module is call.module for c in graph.trace.calls) == 1 for call in leaves)
-    norms = [call for call, op in leaves.items() if op in NORMS or ("Norm" in _kind(call) and not _mixes(op))]
+    norms = [
+        call for call, op in leaves.items() if op in NORMS or ("Norm" in type(call.module).__name__ and not _mixes(op))
+    ]
     others = [call for call in leaves if call not in norms]
     if len(norms) != 1 or len(others) > 1 or len(leaves) != len(calls) or not once or norms[0] is node.call:
         return None, None
@@ -323,10 +325,6 @@ def _norm_and_shortcut(graph: Provenance, node: Node) -> tuple[str | None, str |
     ):
         shortcut = shortcut.parent
     return norm.path, shortcut.path if shortcut else None
-
-
-def _kind(call: Call) -> str:
-    return type(call.module).__name__
 
 
 def _mixes(op: str) -> bool:

@@ -167,12 +167,13 @@ class Provenance:
                 way = self.between(fork, backbone)
                 if not any(self.layer[n] for n in way):
                     continue
-                level = next(c for c in node.call.stack if c.start <= fork < node.index and self._made_in(fork, c))
-                found.append(Candidate(node, k, i, backbone, fork, way[0], level))
+                found.append(Candidate(node, k, i, backbone, fork, way[0], self._level(fork, node)))
         return found
 
-    def _made_in(self, index: int, call: Call) -> bool:
-        return self.nodes[index].call.inside(call)
+    def _level(self, fork: int, node: Node) -> Call:
+        """Return the innermost call that makes both the fork and the join."""
+        made = self.nodes[fork].call
+        return next(c for c in node.call.stack if c.start <= fork < node.index and made.inside(c))
 
     def _backbone(self, operands: list[int]) -> int:
         """Return the operand that forks off last.
@@ -295,7 +296,7 @@ class Provenance:
             assert skip is not None
             assert backbone is not None
             fork = self.carried[skip]
-            level = next(c for c in node.call.stack if c.start <= fork < node.index and self._made_in(fork, c))
+            level = self._level(fork, node)
             candidate = Candidate(node, model.operand, skip, backbone, fork, node.index, level)
             if all(other.around(candidate) for other in chosen):
                 return [candidate]
