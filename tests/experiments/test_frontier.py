@@ -12,13 +12,15 @@ from torch import nn
 import scalelong
 from scalelong import ConstantScaling, LearnableScaling, NoScaling, UniformScaling
 from scalelong.errors import ScaleLongError, UnknownNameError
-from scalelong.experiments.frontier import Trial, bisect, lr_sensitivity, run_trial, stable_learning_rate
+from scalelong.experiments.frontier import Trial, bisect, lr_sensitivity, run_trial, stable_learning_rate, summarize
 from scalelong.experiments.frontier_study import (
     NETWORKS,
     TRIALS,
+    Row,
     build_network,
     cells,
     digits_batch,
+    fit_exponents,
     measure_frontier,
     predicted_rate,
 )
@@ -172,13 +174,19 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ScaleLongError, match="requires a gradient"):
         stable_learning_rate(lambda seed: nn.Identity(), no_batch)
     with pytest.raises(ScaleLongError, match="--scalings"):
-        cells(["eq3"], ["sgd"], [], [2], 10)
+        cells(["eq3"], ["sgd"], [], [2], [10])
     with pytest.raises(ScaleLongError, match=r"tolerance.*1\.0"):
         stable_learning_rate(parabola, no_batch, tolerance=1.0)
     with pytest.raises(UnknownNameError, match="eq4"):
-        cells(["eq4"], ["sgd"], [NoScaling()], [2], 10)
+        cells(["eq4"], ["sgd"], [NoScaling()], [2], [10])
     with pytest.raises(ScaleLongError, match=r"unet.*5"):
-        cells(["unet"], ["sgd"], [NoScaling()], [5], 10)
+        cells(["unet"], ["sgd"], [NoScaling()], [5], [10])
+    for skips, steps, option in (([0, 2], [10], "--skips.*0"), ([2], [100, 9], "--steps.*9")):
+        with pytest.raises(ScaleLongError, match=option):
+            cells(["eq3"], ["sgd"], [NoScaling()], skips, steps)
+    for network, width in (("eq3", 60), ("conv-add", 0), ("uvit", 30), ("unet", 12)):
+        with pytest.raises(ScaleLongError, match=rf"--width of the network {network}.*{width}"):
+            cells([network], ["sgd"], [NoScaling()], [6], [10], [width])
 
 
 def test_sensitivity_is_zero_where_the_learning_rate_does_not_matter():
@@ -200,6 +208,50 @@ def test_networks_of_the_study_have_n_skips_and_share_weights_between_scalings(n
     assert getattr(output, "sample", output).shape == eps.shape
 
 
+@pytest.mark.parametrize(("network", "width"), [("eq3", 16), ("eq3", 256), ("conv-cat", 4), ("uvit", 32), ("unet", 16)])
+def test_a_network_of_another_width_has_that_width_and_trains(network, width):
+    (cell,) = cells([network], ["sgd"], [ConstantScaling(0.5)], [4], [10], [width])
+    net = build_network(network, 4, cell.scaling, 0, width)
+    assert [row.channels for row in scalelong.find_skips(net)] == [width] * 4
+    trial = cell.trial(0, 1e-6)
+    assert trial.steps == 10
+    assert not trial.diverged
+
+
+def test_digits_of_another_size_are_resized_and_those_of_their_own_size_are_not():
+    small, own, large = (digits_batch(0, 3, side)[0] for side in (4, 8, 16))
+    assert (small.shape, own.shape, large.shape) == ((64, 1, 4, 4), (64, 1, 8, 8), (64, 1, 16, 16))
+    assert torch.equal(own, digits_batch(0, 3)[0])
+
+
+def test_exponents_are_those_of_the_power_law_that_the_frontiers_follow():
+    specs = [NoScaling(), ConstantScaling(0.5)]
+    study = cells(["eq3"], ["sgd"], specs, [3, 6, 12], [100], [16, 64])
+
+    def row(cell):
+        power = -2.0 if cell.scaling.is_identity else -0.5
+        law = [(seed, seed * cell.skips**power * cell.width**-1.0) for seed in (1, 2)]
+        trials = [Trial(lr * x, seed, 1.0, 2.0 - x, 100) for seed, lr in law for x in (1.0, 0.5)]
+        trials += [Trial(lr * 1.1, seed, 1.0, None, 3) for seed, lr in law]
+        return Row(cell, summarize(trials), None, None)
+
+    none, cs = fit_exponents([row(cell) for cell in study])
+    assert {name: fit.mean for name, fit in none.frontier.items()} == pytest.approx({"skips": -2.0, "width": -1.0})
+    assert {name: fit.mean for name, fit in cs.frontier.items()} == pytest.approx({"skips": -0.5, "width": -1.0})
+    assert none.ratio == {}
+    assert cs.ratio["skips"].mean == pytest.approx(1.5)
+    assert cs.ratio["width"].mean == pytest.approx(0.0, abs=1e-9)
+    assert cs.ratio["skips"].high - cs.ratio["skips"].low < 1e-6  # seeds differ by a factor, their ratios do not
+    assert none.frontier["skips"].high - none.frontier["skips"].low > 0.1
+    assert fit_exponents([row(cell) for cell in study if (cell.skips, cell.width) == (3, 16)]) == []
+
+
+def test_trials_of_a_networks_own_width_are_those_of_earlier_versions():
+    own, other = cells(["eq3"], ["sgd"], [NoScaling()], [6], [100], [64, 16])
+    assert own.key == '["eq3", "sgd", {"kind": "none"}, 6, 100]'
+    assert other.key == '["eq3", "sgd", {"kind": "none"}, 6, 100, 16]'
+
+
 def test_theory_predicts_a_larger_frontier_for_smaller_sums_of_squares():
     rates = [predicted_rate(s, 12) for s in (NoScaling(), UniformScaling(2**-0.5), ConstantScaling(0.7))]
     assert rates == sorted(rates)
@@ -207,7 +259,7 @@ def test_theory_predicts_a_larger_frontier_for_smaller_sums_of_squares():
 
 
 def test_an_interrupted_study_resumes_without_training_twice(tmp_path):
-    study = cells(["eq3"], ["sgd"], [NoScaling(), ConstantScaling(0.5)], [3], 12)
+    study = cells(["eq3"], ["sgd"], [NoScaling(), ConstantScaling(0.5)], [3], [12])
     rows = measure_frontier(study, [0], tmp_path, 1)
     assert rows.failures == []
     lines = (tmp_path / TRIALS).read_text().splitlines(keepends=True)
@@ -217,7 +269,7 @@ def test_an_interrupted_study_resumes_without_training_twice(tmp_path):
 
 
 def test_damaged_trials_run_again(tmp_path):
-    study = cells(["eq3"], ["sgd"], [NoScaling()], [2], 10)
+    study = cells(["eq3"], ["sgd"], [NoScaling()], [2], [10])
     found = measure_frontier(study, [0], tmp_path, 1)
     rows = [json.loads(line) for line in (tmp_path / TRIALS).read_text().splitlines()]
     for row, damage in zip(rows, ({"result": None}, {"result": {"lr": 1}}, {"key": [1]}, {"result": 3}), strict=False):
@@ -228,7 +280,7 @@ def test_damaged_trials_run_again(tmp_path):
 
 
 def test_a_search_that_finds_nothing_is_named_and_the_others_are_kept(tmp_path):
-    study = cells(["eq3"], ["sgd"], [NoScaling(), UniformScaling(1e5)], [3, 3], 10)
+    study = cells(["eq3"], ["sgd"], [NoScaling(), UniformScaling(1e5)], [3, 3], [10])
     assert len(study) == 2
     found = measure_frontier(study, [0], tmp_path, 1)
     assert [row.cell.scaling for row in found.rows] == [NoScaling()]
@@ -253,8 +305,17 @@ def test_the_command_prints_a_table_a_figure_and_json(tmp_path):
     command += ["--scalings", "none,cs:0.5", "--jobs", "1", "--out", str(tmp_path / "f")]
     run = subprocess.run([*command, "--figure", str(tmp_path / "f.png")], capture_output=True, text=True, check=True)
     assert "cs-0.5" in run.stdout
+    assert "exponents" not in run.stdout  # one size
     assert (tmp_path / "f.png").stat().st_size > 5000
     run = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     rows = json.loads(run.stdout)["frontier"]
     assert [row["label"] for row in rows] == ["none", "cs-0.5"]
     assert rows[0]["ratio"]["mean"] == 1
+    sizes = [*command, "--width", "16,64", "--steps", "10,12", "--figure", str(tmp_path / "s.png")]
+    text = subprocess.run(sizes, capture_output=True, text=True, check=True).stdout
+    assert "exponents p of frontier ∝ width^p · steps^p" in text
+    assert (tmp_path / "s.png").stat().st_size > 5000
+    found = json.loads(subprocess.run([*sizes, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert len(found["frontier"]) == 8
+    assert [fit["label"] for fit in found["exponents"]] == ["none", "cs-0.5"]
+    assert found["exponents"][1]["ratio"]["width"]["n"] == 8  # two widths, two lengths, two seeds

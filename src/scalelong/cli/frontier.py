@@ -11,7 +11,8 @@ from typer import Option
 from scalelong.cli._shared import Figure, Json, check_figure, comma_words, echo_json, print_lines, print_table
 
 if TYPE_CHECKING:
-    from scalelong.experiments.frontier_study import Row
+    from scalelong.experiments.frontier_study import Exponents, Frontiers
+    from scalelong.experiments.statistics import Estimate
 
 
 def frontier(
@@ -23,8 +24,11 @@ def frontier(
         "none,uniform,cs:0.7,cs:0.5"
     ),
     skips: Annotated[str, Option(help="N, numbers of long skips; comma-separated.")] = "6,12",
+    width: Annotated[
+        str, Option(help="Widths, comma-separated. Default: 64 (eq3, uvit), 16 (conv-add, conv-cat), 32 (unet).")
+    ] = "",
     seeds: Annotated[str, Option(help="Number of seeds, or seeds such as 4,7.")] = "3",
-    steps: Annotated[int, Option(min=10, help="Steps of each short run.")] = 100,
+    steps: Annotated[str, Option(help="Steps of each short run; comma-separated.")] = "100",
     sensitivity: Annotated[
         bool, Option("--sensitivity", help="Train on a grid of learning rates over three decades instead of a search.")
     ] = False,
@@ -37,13 +41,16 @@ def frontier(
     """Find the largest learning rate at which a network still trains, for each scaling, by bisection.
 
     A run diverges if it becomes non-finite, or if its loss after --steps is above that of the untrained network. The
-    default shows Theorem 3.3 at work in about a minute: plain SGD on the network of Eq. 3.
+    default shows Theorem 3.3 at work in about a minute: plain SGD on the network of Eq. 3. With several values of
+    --skips, --width or --steps, power laws say how the frontier depends on them.
 
     Examples:
 
       scalelong frontier --figure frontier.png
 
       scalelong frontier --network uvit --optimizer adamw --skips 6
+
+      scalelong frontier --scalings none,cs:0.5 --skips 3,6,12 --width 16,64,256
 
       scalelong frontier --sensitivity --skips 12 --figure sensitivity.png
     """
@@ -57,11 +64,10 @@ def frontier(
     check_figure(figure)
     if not 0 < largest < float("inf"):
         raise invalid("--largest", "a number > 0", largest)
-    numbers = comma_words(skips)
-    if not numbers or not all(word.isdecimal() for word in numbers):
-        raise invalid("--skips", "integers >= 1, such as 6,12", skips)
     specs = [parse_scaling(word) for word in split_scalings(scalings)]
-    study = cells(comma_words(network), comma_words(optimizer), specs, [int(word) for word in numbers], steps)
+    sizes = _integers("--skips", skips, "6,12"), _integers("--steps", steps, "30,100")
+    widths = _integers("--width", width, "16,64") if width else []
+    study = cells(comma_words(network), comma_words(optimizer), specs, *sizes, widths)
     chosen, workers = parse_seeds(seeds), jobs or usable_cores()
     if sensitivity:
         result = measure_sensitivity(study, chosen, [largest * factor for factor in GRID], out, workers)
@@ -74,45 +80,78 @@ def frontier(
         if figure is not None and rows:
             save_figure(draw_frontier(rows), figure)
         if json:
-            echo_json({"frontier": [row.to_dict() for row in rows], "failures": failures})
+            exponents = [fit.to_dict() for fit in found.exponents]
+            echo_json({"frontier": [row.to_dict() for row in rows], "exponents": exponents, "failures": failures})
         elif rows:
-            _print_frontier(rows, len(chosen))
+            _print_frontier(found, len(chosen))
         if failures:
             raise InvalidValueError("; ".join(failures))
     if figure is not None and not json:
         typer.echo(f"figure: {figure}")
 
 
-def _print_frontier(rows: list[Row], seeds: int) -> None:
-    from scalelong.experiments.frontier import TOLERANCE
+def _integers(option: str, text: str, example: str) -> list[int]:
+    from scalelong.errors import invalid
 
-    settings = dict.fromkeys((row.cell.network, row.cell.optimizer) for row in rows)
-    for network, optimizer in settings:
+    words = comma_words(text)
+    if not words or not all(word.isdecimal() for word in words):
+        raise invalid(option, f"integers, such as {example}", text)
+    return [int(word) for word in words]
+
+
+def _print_frontier(found: Frontiers, seeds: int) -> None:
+    from scalelong.experiments.frontier import TOLERANCE
+    from scalelong.experiments.frontier_study import FACTORS, several
+
+    rows = found.rows
+    for network, optimizer in dict.fromkeys((row.cell.network, row.cell.optimizer) for row in rows):
         own = [row for row in rows if (row.cell.network, row.cell.optimizer) == (network, optimizer)]
         predicted = any(row.predicted is not None for row in own)
+        shown = ["skips", *(name for name in several([row.cell for row in own]) if name != "skips")]
         table = []
         for row in own:
-            found, ratio = row.frontier, row.ratio
-            against = "–" if ratio is None else f"{ratio.mean:.2f}×"
-            if ratio is not None and ratio.low is not None and not row.cell.scaling.is_identity:
-                against += f" [{ratio.low:.2f}, {ratio.high:.2f}]"
-            cells = [str(row.cell.skips), row.cell.scaling.label, str(found), against]
-            table.append(
-                [*cells, f"{row.predicted:.2f}×" if row.predicted is not None else "–"][: 5 if predicted else 4]
-            )
+            against = "–" if row.ratio is None else f"{row.ratio.mean:.2f}×"
+            if row.ratio is not None and not row.cell.scaling.is_identity:
+                against += _interval(row.ratio)
+            sizes = [str(getattr(row.cell, name)) for name in shown]
+            theory = [f"{row.predicted:.2f}×" if row.predicted is not None else "–"] if predicted else []
+            table.append([*sizes, row.cell.scaling.label, str(row.frontier), against, *theory])
+        steps = "" if "steps" in shown else f"{own[0].cell.steps} steps, "
         title = (
-            f"{network}, {optimizer}: the largest learning rate that trains, {own[0].cell.steps} steps, "
+            f"{network}, {optimizer}: the largest learning rate that trains, {steps}"
             f"{seeds} seed{'' if seeds == 1 else 's'}"
         )
-        columns = ("N", "scaling", "frontier", "against none", "predicted")[: 5 if predicted else 4]
-        print_table(title, columns, table, left=2, wrap=False)
+        columns = [*(FACTORS[name] for name in shown), "scaling", "frontier", "against none"]
+        print_table(title, [*columns, *(["predicted"] if predicted else [])], table, left=len(shown) + 1, wrap=False)
+        if fits := [fit for fit in found.exponents if (fit.network, fit.optimizer) == (network, optimizer)]:
+            _print_exponents(fits)
     print_lines([
         "geometric means over seeds with their 95 % interval; ratios are paired by seed",
         *(["predicted: by the mean field of Theorem 3.3"] if any(row.predicted is not None for row in rows) else []),
+        *(["p: least squares of the logarithms, one point per setting and seed"] if found.exponents else []),
         f"each search ends within {TOLERANCE - 1:.0%} of the frontier; intervals do not contain that",
         "a search takes for granted that what diverges at one learning rate diverges at every larger one"
         + ("; with adamw it may train again" if any(row.cell.optimizer == "adamw" for row in rows) else ""),
     ])  # fmt: skip
+
+
+def _print_exponents(fits: list[Exponents]) -> None:
+    from scalelong.experiments.frontier_study import FACTORS
+
+    names = list(fits[0].frontier)
+    columns = [f"{what}, {FACTORS[name]}" for what in ("frontier", "against none") for name in names]
+    table = []
+    for fit in fits:
+        estimates = [fit.frontier[name] for name in names] + [fit.ratio.get(name) for name in names]
+        powers = ("–" if power is None else f"{power.mean:.2f}{_interval(power)}" for power in estimates)
+        table.append([fit.scaling.label, *powers])
+    law = " · ".join(f"{FACTORS[name]}^p" for name in names)
+    title = f"{fits[0].network}, {fits[0].optimizer}: the exponents p of frontier ∝ {law}, and of its ratio to none"
+    print_table(title, ["scaling", *columns], table, left=1, wrap=False)
+
+
+def _interval(estimate: Estimate) -> str:
+    return "" if estimate.low is None else f" [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
 def _print_sensitivity(rows: list[dict[str, Any]], seeds: int) -> None:
@@ -121,7 +160,8 @@ def _print_sensitivity(rows: list[dict[str, Any]], seeds: int) -> None:
         table = [(f"{lr:.2g}", f"{loss:.4g}", str(diverged)) for lr, loss, diverged in pairs]
         spread = row["sensitivity"]
         ends = "" if spread["low"] is None else f" [{spread['low']:.3g}, {spread['high']:.3g}]"
-        setting = f"{row['network']}, {row['optimizer']}, N = {row['skips']}, {row['label']}"
+        size = f"N = {row['skips']}, width {row['width']}, {row['steps']} steps"
+        setting = f"{row['network']}, {row['optimizer']}, {size}, {row['label']}"
         columns = ("lr", "final loss", f"diverged of {seeds}")
         print_table(f"{setting}: sensitivity {spread['mean']:.3g}{ends}", columns, table, left=0, wrap=False)
     print_lines(["sensitivity: mean over the grid of the final loss (at most the untrained one) minus the best"])

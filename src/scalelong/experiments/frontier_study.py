@@ -1,11 +1,11 @@
-"""`scalelong frontier`: the stability frontier of network × optimizer × scaling × N on the embedded digits."""
+"""`scalelong frontier`: the stability frontier of network × optimizer × scaling × N × width × steps on digits."""
 
 import json
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -27,7 +27,7 @@ from scalelong.experiments.frontier import (
     run_trial,
     summarize,
 )
-from scalelong.experiments.statistics import Estimate, mean_interval, paired_ratio
+from scalelong.experiments.statistics import Estimate, linear_fit, mean_interval, paired_ratio
 from scalelong.experiments.trials import TrialFile
 from scalelong.process import VPSDE
 from scalelong.progress import track
@@ -38,7 +38,8 @@ from scalelong.theory.stacked import StackedUNet
 
 TRIALS = "trials.jsonl"
 BATCH = 64
-WIDTH, DEPTH = 64, 2  # of Eq. 3's network: 8×8 pixels, two matrices per block
+SIDE, DEPTH = 8, 2  # pixels of a digit's side; matrices per block of Eq. 3's network
+FACTORS = {"skips": "N", "width": "width", "steps": "steps"}  # of a study, with their symbols: what has a size
 GRID = [10 ** (k / 4) for k in range(-12, 1)]  # three decades, relative to the largest learning rate
 
 
@@ -86,54 +87,68 @@ def _block(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class FlatEq3(StackedUNet):
-    """The network of Eq. 3 on 8×8 images: 64 pixels are its width m."""
+    """The network of Eq. 3 on square images: their pixels are its width m."""
 
-    def forward(self, x: Tensor, t: Tensor | None = None) -> Tensor:  # (B, 1, 8, 8) -> (B, 1, 8, 8)
+    def forward(self, x: Tensor, t: Tensor | None = None) -> Tensor:  # (B, 1, √m, √m) -> (B, 1, √m, √m)
         return super().forward(x.flatten(1)).view_as(x)
 
 
-def _uvit(skips: int) -> nn.Module:
+def _uvit(skips: int, width: int, seed: int) -> nn.Module:
     from scalelong.models import UViT
 
     return UViT(
-        img_size=8, patch_size=2, in_chans=1, embed_dim=64, depth=2 * skips, num_heads=4, mlp_time_embed=True,
-        init_std=0.02 * math.sqrt(512 / 64),
+        img_size=SIDE, patch_size=2, in_chans=1, embed_dim=width, depth=2 * skips, num_heads=4, mlp_time_embed=True,
+        init_std=0.02 * math.sqrt(512 / width),
     )  # fmt: skip
 
 
-def _unet(skips: int) -> nn.Module:
+def _unet(skips: int, width: int, seed: int) -> nn.Module:
     """diffusers' U-Net at two resolutions: conv_in, the downsampler and 2·layers blocks are N = 2·layers + 2 skips."""
     from scalelong.models import build_unet
 
     if skips < 4 or skips % 2:
         raise invalid("--skips of the network unet", "even numbers >= 4", skips)
     return build_unet(
-        "cifar10", sample_size=8, in_channels=1, out_channels=1, block_out_channels=(32, 32), norm_num_groups=8,
-        layers_per_block=skips // 2 - 1, down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
-        add_attention=False,
+        "cifar10", sample_size=SIDE, in_channels=1, out_channels=1, block_out_channels=(width, width),
+        norm_num_groups=8, layers_per_block=skips // 2 - 1, down_block_types=("DownBlock2D",) * 2,
+        up_block_types=("UpBlock2D",) * 2, add_attention=False,
     )  # fmt: skip
 
 
-NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
-    "eq3": lambda skips, seed: FlatEq3(WIDTH, skips, DEPTH, init="norm-preserving", seed=seed),
-    "conv-add": lambda skips, seed: ConvUNet(skips, "add"),
-    "conv-cat": lambda skips, seed: ConvUNet(skips, "cat"),
-    "uvit": lambda skips, seed: _uvit(skips),
-    "unet": lambda skips, seed: _unet(skips),
-}
+@dataclass(frozen=True)
+class Network:
+    """A network of the study. `build` takes (N, width, seed); `widths` says which widths `fits` accepts."""
+
+    build: Callable[[int, int, int], nn.Module]
+    width: int
+    widths: str = "integers >= 1"
+    fits: Callable[[int], bool] = lambda width: True
 
 
-def build_network(network: str, skips: int, scaling: Scaling, seed: int) -> nn.Module:
+NETWORKS: dict[str, Network] = {
+    "eq3": Network(
+        lambda skips, width, seed: FlatEq3(width, skips, DEPTH, init="norm-preserving", seed=seed),
+        64, "squares, because an image's pixels are the width: 16, 64, 256", lambda m: math.isqrt(m) ** 2 == m,
+    ),
+    "conv-add": Network(lambda skips, width, seed: ConvUNet(skips, "add", width), 16),
+    "conv-cat": Network(lambda skips, width, seed: ConvUNet(skips, "cat", width), 16),
+    "uvit": Network(_uvit, 64, "multiples of 4", lambda width: width % 4 == 0),
+    "unet": Network(_unet, 32, "multiples of 8", lambda width: width % 8 == 0),
+}  # fmt: skip
+
+
+def build_network(network: str, skips: int, scaling: Scaling, seed: int, width: int | None = None) -> nn.Module:
     """Build an untrained network; all scalings of one seed share its weights. The global random state is restored."""
+    entry = NETWORKS[network]
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", ScalingWarning)  # skips that are almost cut are part of the study
         torch.default_generator.manual_seed(seed)
-        return apply(NETWORKS[network](skips, seed), scaling)
+        return apply(entry.build(skips, entry.width if width is None else width, seed), scaling)
 
 
-def digits_batch(seed: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """x_t, the network's time and ε of one training step, from the counter-based generator."""
-    images, process = _digits(), VPSDE()
+def digits_batch(seed: int, step: int, side: int = SIDE) -> tuple[Tensor, Tensor, Tensor]:
+    """x_t, the network's time and ε of one training step on digits of side × side pixels, by counter."""
+    images, process = _digits(side), VPSDE()
     x_0 = images[counter.integers(seed, 0, step, 0, BATCH, len(images))]
     t = process.times(counter.uniform(seed, 1, step, 0, BATCH))
     eps = counter.normal(seed, 2, step, 0, BATCH, x_0.shape[1:])
@@ -141,11 +156,12 @@ def digits_batch(seed: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @cache
-def _digits() -> Tensor:
+def _digits(side: int) -> Tensor:
     from scalelong.data import load
 
     images = torch.from_numpy(load("digits", split="train").images.copy())
-    return images.permute(0, 3, 1, 2).float() / 127.5 - 1  # (n, 1, 8, 8) in [-1, 1]
+    images = images.permute(0, 3, 1, 2).float() / 127.5 - 1  # (n, 1, 8, 8) in [-1, 1]
+    return images if side == SIDE else F.interpolate(images, size=(side, side), mode="bilinear", antialias=True)
 
 
 # ---------------------------------------------------------------------------------------------------- study
@@ -157,21 +173,24 @@ class Cell:
     optimizer: str
     scaling: Scaling
     skips: int
+    width: int
     steps: int
 
     @property
     def key(self) -> str:
         """Identify the cell's trials in the file of a study."""
-        return json.dumps(
-            [self.network, self.optimizer, self.scaling.to_dict(), self.skips, self.steps], sort_keys=True
-        )
+        names = [self.network, self.optimizer, self.scaling.to_dict(), self.skips, self.steps]
+        other = [] if self.width == NETWORKS[self.network].width else [self.width]
+        return json.dumps(names + other, sort_keys=True)
 
     def __str__(self) -> str:
-        return f"{self.network}, {self.optimizer}, {self.scaling.label}, N = {self.skips}"
+        other = "" if self.width == NETWORKS[self.network].width else f", width {self.width}"
+        return f"{self.network}, {self.optimizer}, {self.scaling.label}, N = {self.skips}{other}"
 
     def trial(self, seed: int, lr: float) -> Trial:
-        make_net = partial(build_network, self.network, self.skips, self.scaling)
-        return run_trial(make_net, digits_batch, lr, optimizer=self.optimizer, steps=self.steps, seed=seed)
+        make_net = partial(build_network, self.network, self.skips, self.scaling, width=self.width)
+        make_batch = partial(digits_batch, side=math.isqrt(self.width)) if self.network == "eq3" else digits_batch
+        return run_trial(make_net, make_batch, lr, optimizer=self.optimizer, steps=self.steps, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -192,33 +211,66 @@ class Row:
                        "trials": len(found["trials"]), "ratio": ratio, "predicted_ratio": self.predicted}  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Exponents:
+    """How the frontier of a scaling depends on size: p of frontier ∝ N^p · width^p · steps^p, fitted together.
+
+    `frontier` and `ratio` (to the unscaled network, paired by seed) have the factors with several levels; `ratio` is
+    empty for the unscaled network itself.
+    """
+
+    network: str
+    optimizer: str
+    scaling: Scaling
+    frontier: dict[str, Estimate]
+    ratio: dict[str, Estimate]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return asdict(self) | {"scaling": self.scaling.to_dict(), "label": self.scaling.label}
+
+
 def cells(
-    networks: Sequence[str], optimizers: Sequence[str], scalings: Sequence[Scaling], skips: Sequence[int], steps: int
+    networks: Sequence[str],
+    optimizers: Sequence[str],
+    scalings: Sequence[Scaling],
+    skips: Sequence[int],
+    steps: Sequence[int],
+    widths: Sequence[int] = (),
 ) -> list[Cell]:
-    """All combinations, each once, checked by building every network once."""
+    """All combinations, each once, checked by building every network once. No widths: each network's own."""
     for option, values in (("--network", networks), ("--optimizer", optimizers), ("--scalings", scalings)):
         if not values:
             raise invalid(option, "one or more names, comma-separated", "")
     for network in networks:
         if network not in NETWORKS:
             raise unknown("network", network, NETWORKS)
+        for width in widths:
+            if width < 1 or not NETWORKS[network].fits(width):
+                raise invalid(f"--width of the network {network}", NETWORKS[network].widths, width)
     for optimizer in optimizers:
         if optimizer not in START:
             raise unknown("optimizer", optimizer, START)
-    for n in skips:
-        if n < 1:
-            raise invalid("--skips", "integers >= 1", n)
-    made = list(dict.fromkeys(Cell(*choice, steps) for choice in product(networks, optimizers, scalings, skips)))
-    for network, n, scaling in dict.fromkeys((c.network, c.skips, c.scaling) for c in made):
-        build_network(network, n, scaling, 0)
-    return made
+    for option, least, smallest in (("--skips", 1, min(skips)), ("--steps", 10, min(steps))):
+        if smallest < least:
+            raise invalid(option, f"integers >= {least}", smallest)
+    made = [
+        Cell(network, optimizer, scaling, n, width, length)
+        for network, optimizer in product(networks, optimizers)
+        for scaling in scalings
+        for n, width, length in product(skips, widths or [NETWORKS[network].width], steps)
+    ]
+    for network, n, scaling, width in dict.fromkeys((c.network, c.skips, c.scaling, c.width) for c in made):
+        build_network(network, n, scaling, 0, width)
+    return list(dict.fromkeys(made))
 
 
 @dataclass(frozen=True)
 class Frontiers:
-    """The rows of a study, and the cells without one: a sentence each on the search that found no frontier."""
+    """The rows of a study, their fits over sizes, and a sentence on each search that found no frontier."""
 
     rows: list[Row]
+    exponents: list[Exponents]
     failures: list[str]
 
 
@@ -235,7 +287,44 @@ def measure_frontier(study: Sequence[Cell], seeds: Sequence[int], out: Path, job
         else:
             found[cell] += trials
     frontiers = {cell: summarize(trials) for cell, trials in found.items() if cell not in failed}
-    return Frontiers([_row(cell, frontiers) for cell in study if cell in frontiers], list(failed.values()))
+    rows = [_row(cell, frontiers) for cell in study if cell in frontiers]
+    return Frontiers(rows, fit_exponents(rows), list(failed.values()))
+
+
+def fit_exponents(rows: Sequence[Row]) -> list[Exponents]:
+    """Fit every scaling's frontier and ratio over the sizes of a study; one point per cell and seed."""
+    rates = {row.cell: {seed: low for seed, (low, _) in row.frontier.brackets.items()} for row in rows}
+    fits = []
+    for network, optimizer, scaling in dict.fromkeys((c.network, c.optimizer, c.scaling) for c in rates):
+        own = [c for c in rates if (c.network, c.optimizer, c.scaling) == (network, optimizer, scaling)]
+        factors = several(own)
+        points, ratios = [], []
+        for cell in own:
+            at, base = [math.log(getattr(cell, name)) for name in factors], _baseline(cell, rates)
+            points += [(at, math.log(lr)) for lr in rates[cell].values()]
+            if base is not None and base != cell:
+                ratios += [(at, math.log(lr / rates[base][seed])) for seed, lr in rates[cell].items()]
+        frontier, ratio = (_exponents(factors, kept) for kept in (points, ratios))
+        if frontier:
+            fits.append(Exponents(network, optimizer, scaling, frontier, ratio))
+    return fits
+
+
+def several(study: Sequence[Cell]) -> list[str]:
+    """The factors in which the cells differ."""
+    return [name for name in FACTORS if len({getattr(cell, name) for cell in study}) > 1]
+
+
+def _exponents(factors: Sequence[str], points: Sequence[tuple[list[float], float]]) -> dict[str, Estimate]:
+    if not factors or not points:
+        return {}
+    fit = linear_fit([at for at, _ in points], [value for _, value in points])
+    return {} if fit is None else dict(zip(factors, fit, strict=True))
+
+
+def _baseline(cell: Cell, others: Iterable[Cell]) -> Cell | None:
+    """The unscaled network of the same setting."""
+    return next((c for c in others if c.scaling.is_identity and replace(c, scaling=cell.scaling) == cell), None)
 
 
 def measure_sensitivity(
@@ -257,8 +346,8 @@ def measure_sensitivity(
         ]
         rows.append({
             "network": cell.network, "optimizer": cell.optimizer, "label": cell.scaling.label,
-            "scaling": cell.scaling.to_dict(), "skips": cell.skips,
-            "steps": cell.steps, "lr": list(rates), "loss": [math.fsum(x.values()) / len(x) for x in losses],
+            "scaling": cell.scaling.to_dict(), "skips": cell.skips, "width": cell.width, "steps": cell.steps,
+            "lr": list(rates), "loss": [math.fsum(x.values()) / len(x) for x in losses],
             "diverged": [sum(t.diverged for t in by_rate[lr]) for lr in rates],
             "sensitivity": asdict(mean_interval(each)),
         })  # fmt: skip
@@ -278,7 +367,7 @@ def predicted_rate(scaling: Scaling, skips: int) -> float | None:
 
 
 def _row(cell: Cell, frontiers: dict[Cell, StableLearningRate]) -> Row:
-    base = next((c for c in frontiers if c.scaling.is_identity and _same_setting(c, cell)), None)
+    base = _baseline(cell, frontiers)
     ratio = predicted = None
     if base is not None:
         rates = [{seed: low for seed, (low, _) in frontiers[c].brackets.items()} for c in (cell, base)]
@@ -287,10 +376,6 @@ def _row(cell: Cell, frontiers: dict[Cell, StableLearningRate]) -> Row:
         if cell.network == "eq3" and cell.optimizer == "sgd" and own and other:
             predicted = own / other
     return Row(cell, frontiers[cell], ratio, predicted)
-
-
-def _same_setting(a: Cell, b: Cell) -> bool:
-    return (a.network, a.optimizer, a.skips, a.steps) == (b.network, b.optimizer, b.skips, b.steps)
 
 
 def _search(trials: TrialFile, task: tuple[Cell, int]) -> list[Trial] | str:

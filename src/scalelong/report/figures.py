@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import cycle, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -168,40 +169,55 @@ def _robustness_bounds(ax: Axes, report: TheoryReport) -> None:
 
 
 def draw_frontier(rows: Sequence[Row]) -> Figure:
-    """The frontier against N, one panel per network and optimizer; dashed: the predicted ratio to the unscaled run."""
-    settings = list(dict.fromkeys((row.cell.network, row.cell.optimizer) for row in rows))
-    figure = new_figure(5.2 * len(settings), 4.2)
-    for ax, setting in zip(figure.subplots(1, len(settings), squeeze=False).flat, settings, strict=True):
-        own = [row for row in rows if (row.cell.network, row.cell.optimizer) == setting]
-        base = {row.cell.skips: row.frontier.lr for row in own if row.cell.scaling.is_identity}
+    """The frontier against N, or against width or steps if only these differ; one panel per other setting.
+
+    Dashed: the predicted ratio to the unscaled run.
+    """
+    from scalelong.experiments.frontier_study import FACTORS, several
+
+    panels: dict[tuple[str, str], list[Row]] = {}  # (title, factor on the x axis) → rows
+    for row in rows:
+        setting = row.cell.network, row.cell.optimizer
+        factor, *others = several([r.cell for r in rows if (r.cell.network, r.cell.optimizer) == setting]) or ["skips"]
+        sizes = [f"{FACTORS[name]} = {getattr(row.cell, name)}" for name in others]
+        panels.setdefault((", ".join([*setting, *sizes]), factor), []).append(row)
+    figure = new_figure(5.2 * len(panels), 4.2)
+    axes = figure.subplots(1, len(panels), squeeze=False).flat
+    for ax, ((title, factor), own) in zip(axes, panels.items(), strict=True):
+        size = attrgetter(f"cell.{factor}")
+        base = {size(row): row.frontier.lr for row in own if row.cell.scaling.is_identity}
         for label, color in zip(dict.fromkeys(row.cell.scaling.label for row in own), cycle(colors()), strict=False):
-            line = sorted((row for row in own if row.cell.scaling.label == label), key=lambda row: row.cell.skips)
-            xs, ys = [row.cell.skips for row in line], [row.frontier.lr for row in line]
+            line = sorted((row for row in own if row.cell.scaling.label == label), key=size)
+            xs, ys = [size(row) for row in line], [row.frontier.lr for row in line]
             ax.loglog(xs, ys, "o-", color=color, label=label)
-            dots = [(row.cell.skips, low) for row in line for low, _ in row.frontier.brackets.values()]
+            dots = [(size(row), low) for row in line for low, _ in row.frontier.brackets.values()]
             ax.plot(*zip(*dots, strict=True), ".", ms=4, alpha=0.5, color=color)
-            predicted = [(n, base[n] * row.predicted) for n, row in zip(xs, line, strict=True) if row.predicted]
+            predicted = [(x, base[x] * row.predicted) for x, row in zip(xs, line, strict=True) if row.predicted]
             if predicted and not line[0].cell.scaling.is_identity:
                 ax.plot(*zip(*predicted, strict=True), "x--", color=color, lw=1)
-        _ticks(ax, sorted({row.cell.skips for row in own}))
+        _ticks(ax, sorted({size(row) for row in own}))
         rates = [low for row in own for low, _ in row.frontier.brackets.values()]
         if max(rates) < 2 * min(rates):  # a log axis of almost no range has no ticks
             ax.set_ylim(min(rates) / 2, 2 * max(rates))
-        ax.set(title=f"{', '.join(setting)}", xlabel="long skips N", ylabel="largest learning rate that trains")
+        name = "long skips N" if factor == "skips" else factor
+        ax.set(title=title, xlabel=name, ylabel="largest learning rate that trains")
         ax.legend(fontsize=8)
     figure.suptitle("Stability frontier (dots: seeds; dashed: mean field of Theorem 3.3)")
     return figure
 
 
 def draw_sensitivity(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Final loss against learning rate, one panel per network, optimizer and N."""
-    settings = list(dict.fromkeys((row["network"], row["optimizer"], row["skips"]) for row in rows))
+    """Final loss against learning rate, one panel per network, optimizer and size."""
+    names = ("network", "optimizer", "skips", "width", "steps")
+    settings = list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))
     figure = new_figure(5.2 * len(settings), 4.2)
     for ax, setting in zip(figure.subplots(1, len(settings), squeeze=False).flat, settings, strict=True):
-        own = [row for row in rows if (row["network"], row["optimizer"], row["skips"]) == setting]
+        own = [row for row in rows if tuple(row[name] for name in names) == setting]
         for row, color in zip(own, cycle(colors()), strict=False):
             ax.semilogx(row["lr"], row["loss"], "o-", ms=3, color=color, label=row["label"])
-        ax.set(title=f"{setting[0]}, {setting[1]}, N = {setting[2]}", xlabel="learning rate", ylabel="final loss")
+        title = f"{setting[0]}, {setting[1]}, N = {setting[2]}, width {setting[3]}, {setting[4]} steps"
+        ax.set_title(title, fontsize=10)
+        ax.set(xlabel="learning rate", ylabel="final loss")
         ax.legend(fontsize=8)
     figure.suptitle("Learning-rate sensitivity (a diverged run counts as untrained)")
     return figure
