@@ -2,8 +2,11 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -244,6 +247,24 @@ def test_exponents_are_those_of_the_power_law_that_the_frontiers_follow():
     assert cs.ratio["skips"].high - cs.ratio["skips"].low < 1e-6  # seeds differ by a factor, their ratios do not
     assert none.frontier["skips"].high - none.frontier["skips"].low > 0.1
     assert fit_exponents([row(cell) for cell in study if (cell.skips, cell.width) == (3, 16)]) == []
+
+
+def test_the_documented_exponents_are_those_of_the_committed_trials(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    shutil.copy(root / "results" / "frontier" / TRIALS, tmp_path)
+    committed = (tmp_path / TRIALS).read_bytes()
+    specs = [NoScaling(), ConstantScaling(0.5)]
+    widths = measure_frontier(cells(["eq3"], ["sgd"], specs, [3, 6, 12], [100], [16, 64, 256]), [0, 1, 2], tmp_path, 1)
+    steps = measure_frontier(cells(["eq3"], ["sgd"], specs, [3, 6, 12], [30, 100, 1000]), [0, 1, 2], tmp_path, 1)
+    assert (tmp_path / TRIALS).read_bytes() == committed  # nothing was trained
+    none, cs = widths.exponents
+    page = (root / "docs" / "theory.md").read_text(encoding="utf-8").replace("−", "-")
+    for name, law in (("frontier, no scaling", none.frontier), ("frontier, CS 0.5", cs.frontier),
+                      ("CS 0.5 over no scaling", cs.ratio)):  # fmt: skip
+        values = (f"{law[f].mean:.2f} [{law[f].low:.2f}, {law[f].high:.2f}]" for f in ("skips", "width"))
+        assert f"| {' | '.join([name, *values])} |" in page
+    rates = {row.cell: row.frontier.brackets for row in steps.rows}
+    assert all(found == rates[replace(cell, steps=100)] for cell, found in rates.items())
 
 
 def test_trials_of_a_networks_own_width_are_those_of_earlier_versions():
