@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 # What scaling changes (the stability frontier), then four scalings from one seed side by side: about two minutes on two idle cores. Running it again resumes, or shows the result.
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
-	@echo "1 of 2: the largest learning rate at which plain SGD trains the network of the paper's theory, with and without scaling: about 15 seconds on two idle cores."
+	@echo "1 of 2: the largest learning rate of plain SGD at which the network of the paper's theory does not diverge, with and without scaling: about 15 seconds on two idle cores."
 	@$(BIN)/scalelong frontier --scalings none,cs:0.5 --out runs/demo-frontier
 	@echo "2 of 2: training four scalings of a small U-Net with AdamW, two at a time: about two minutes on two idle cores, less if it was interrupted or done before."
 	@$(BIN)/scalelong compare digits-class --scalings none,uniform,cs,ls --seeds 1 --steps 600 --samples 256 --set validate.every=100 --set sample.every=200 --out runs/demo --open

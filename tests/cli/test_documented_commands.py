@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import typer
 from PIL import Image
+from rich.emoji import Emoji
 
 from scalelong.cli.app import app
 from tiny_runs import TINY
@@ -166,6 +167,12 @@ def test_every_help_text_has_an_example_that_parses(path, command):
         words = scalelong_words(line)
         assert tuple(words[: len(path)]) == path
         parse(words)
+
+
+@pytest.mark.parametrize(("path", "command"), list(commands()), ids=lambda value: "" if not value else str(value))
+def test_no_help_text_has_a_code_that_rich_prints_as_an_emoji(path, command):
+    texts = [command.help, *(getattr(param, "help", None) or "" for param in command.params)]
+    assert [text for text in texts if Emoji.replace(text) != text] == []
 
 
 @pytest.fixture(scope="module")

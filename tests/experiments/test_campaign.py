@@ -439,6 +439,21 @@ def test_effects_of_a_designed_experiment_are_means_over_the_settings_that_have_
     )  # t(1) = 12.71
 
 
+def test_the_middle_blocks_norm_is_that_of_the_last_join(make_plan):
+    plan = make_plan()
+    for arm, middle in (("none", 5.0), ("cs", 7.5)):
+        write_record(plan, f"{arm}-seed0", arm, 0)
+        path = plan.folder / f"{arm}-seed0.json"
+        record = json.loads(path.read_text())
+        record["norms"]["backbone"] |= {"norm": [10.0, middle], "growth": [0.5, None]}
+        path.write_text(json.dumps(record))
+    results = Results(plan)
+    assert results.values("none", "norm_middle") == {0: 5.0}
+    assert results.values("cs", "norm_middle") == {0: 7.5}
+    assert results.values("cs", "growth_middle") == {}
+    assert results.values("cs", "norm_outer") == {0: 10.0}
+
+
 def test_rounding_keeps_what_bf16_can_represent():
     x = torch.tensor([1.0, 1.001, 3.0e38], requires_grad=True)
     rounding = Rounding("bf16")

@@ -40,6 +40,17 @@ def test_a_dry_run_prints_commands_and_cost_and_trains_nothing(size, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("steps", [(), ("--steps", "100000")])
+def test_one_study_of_an_item_costs_its_share_and_trains_its_runs_only(steps):
+    words = ("figure-5", "--size", "paper", "--dry-run", "--memory", "40", "--json", *steps)
+    whole = json.loads(typed(*words).stdout)
+    part = json.loads(typed(*words, "--study", "celeba64-curves").stdout)
+    ((name, cost),) = part["studies"].items()
+    assert whole["studies"][name] == cost
+    assert part["commands"] == [line for line in whole["commands"] if f"/{name}/" in line]
+    assert sum(line.startswith("scalelong train celeba64-uvit-s ") for line in part["commands"]) == 12
+
+
 def test_a_dry_run_for_several_gpus_prints_how_to_launch_them():
     words = ("table-4", "--size", "paper", "--dry-run", "--seeds", "1", "--gpus", "8", "--memory", "40")
     lines = [line for line in typed(*words).stdout.splitlines() if not line.startswith("#")]
@@ -58,6 +69,7 @@ def test_a_dry_run_prints_json(tmp_path):
     ("words", "error", "message"),
     [
         (("figur-7",), UnknownNameError, "figure-7"),
+        (("figure-5", "--study", "campain"), UnknownNameError, "campaign"),
         (("lst",), UnknownNameError, "list"),
         (("figure-1", "--size", "gpu"), UnknownNameError, "gpu.*cpu, paper"),
         (("figure-1", "--steps", "0"), InvalidValueError, "--steps.*0"),

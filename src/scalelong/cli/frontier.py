@@ -1,4 +1,4 @@
-"""`scalelong frontier`: the largest learning rate at which a network still trains, with and without scaling."""
+"""`scalelong frontier`: the largest stable learning rate of a network, with and without scaling."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def frontier(
     figure: Figure = None,
     json: Json = False,
 ) -> None:
-    """Find the largest learning rate at which a network still trains, for each scaling, by bisection.
+    """Find the largest learning rate at which a network does not diverge, for each scaling, by bisection.
 
     A run diverges if it becomes non-finite, or if its loss after --steps is above that of the untrained network. The
     default shows Theorem 3.3 at work in about a minute: plain SGD on the network of Eq. 3. With several values of
@@ -118,7 +118,7 @@ def _print_frontier(found: Frontiers, seeds: int) -> None:
             table.append([*sizes, row.cell.scaling.label, str(row.frontier), against, *theory])
         steps = "" if "steps" in shown else f"{own[0].cell.steps} steps, "
         title = (
-            f"{network}, {optimizer}: the largest learning rate that trains, {steps}"
+            f"{network}, {optimizer}: the largest learning rate that does not diverge, {steps}"
             f"{seeds} seed{'' if seeds == 1 else 's'}"
         )
         columns = [*(FACTORS[name] for name in shown), "scaling", "frontier", "against none"]

@@ -23,6 +23,9 @@ def paper(
         str | None, Option(help="Number of seeds, or a list of seeds such as 4,7. Default: the item's, 3.")
     ] = None,
     steps: Annotated[int | None, Option(help="Steps of every run. Default: the item's.")] = None,
+    study: Annotated[
+        str | None, Option(help="Only this study of the item; --dry-run lists them. Default: all.")
+    ] = None,
     jobs: Jobs = None,
     gpus: Gpus = 1,
     memory: Annotated[
@@ -47,6 +50,8 @@ def paper(
 
       scalelong paper table-1 --size paper --dry-run --gpus 8 --memory 40
 
+      scalelong paper figure-5 --size paper --study cifar10-curves --dry-run
+
       scalelong paper all --no-train; scalelong paper page
     """
     from scalelong.experiments.plan import parse_seeds
@@ -55,8 +60,8 @@ def paper(
 
     chosen = None if seeds is None else parse_seeds(seeds)
     options = Options(
-        size=size, runs=runs, results=out, seeds=chosen, steps=steps, jobs=jobs, gpus=gpus, memory=memory, train=train,
-        quiet=quiet,
+        size=size, runs=runs, results=out, seeds=chosen, steps=steps, study=study, jobs=jobs, gpus=gpus, memory=memory,
+        train=train, quiet=quiet,
     )  # fmt: skip
     if item == "list":
         _list(options, json)

@@ -21,8 +21,8 @@ def train(
     scaling: Annotated[
         str | None,
         Option(
-            help="none, uniform, cs, cs-reverse, ls, stable or rezero; cs:0.5 sets κ, auto chooses it, "
-            "explicit:1,0.7,0.5 sets κ_1…κ_N. Default: the preset's.",
+            help="none, uniform, cs, cs-reverse, ls, norm, mp, gate, lerp, sparse, stable or rezero; cs:0.5 sets κ, "
+            "auto chooses it, explicit:1,0.7,0.5 sets κ_1…κ_N. Default: the preset's.",
             autocompletion=names.complete_scaling,
         ),
     ] = None,
@@ -228,8 +228,8 @@ def compare(
     scalings: Annotated[
         str,
         Option(
-            help="The baseline first: none, uniform, cs, cs-reverse, ls, stable, rezero; cs:0.5 sets κ, "
-            "auto chooses it, explicit:1,0.7,0.5 sets κ_1…κ_N.",
+            help="The baseline first: none, uniform, cs, cs-reverse, ls, norm, mp, gate, lerp, sparse, stable, rezero; "
+            "cs:0.5 sets κ, auto chooses it, explicit:1,0.7,0.5 sets κ_1…κ_N.",
             autocompletion=names.complete_scaling,
         ),
     ] = "none,uniform,cs,ls",

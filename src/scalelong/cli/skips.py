@@ -24,7 +24,7 @@ def tune_skips(
     ],
     reference: Annotated[
         str | None,
-        Option(help="Images to be close to: a dataset (cifar10:train:10000) or a folder. Default: the run's data."),
+        Option(help="Images to be close to: a dataset (cifar10, cifar10:test) or a folder. Default: the run's data."),
     ] = None,
     method: Annotated[str, Option(help="skip-tuning searches ρ, freeu searches b and s.")] = "skip-tuning",
     candidates: Annotated[
@@ -61,7 +61,7 @@ def tune_skips(
 
       scalelong tune-skips runs/digits --method freeu --extractor pixels --samples 256
 
-      scalelong tune-skips google/ddpm-cifar10-32 --reference cifar10:train:10000 --evaluations 20
+      scalelong tune-skips google/ddpm-cifar10-32 --reference cifar10 --evaluations 20
     """
     from scalelong.errors import invalid
 

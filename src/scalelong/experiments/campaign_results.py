@@ -27,9 +27,16 @@ if TYPE_CHECKING:
 ACCELERATION = 1.5
 ONE_PAIR = "open (one pair)"
 REPORTED = "reported, not judged"
-EFFECTS = {"norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
-           "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features",
-           "headroom": "Headroom to fp16's 65,504"}  # fmt: skip
+MIDDLE = "_middle"  # ends the key of a measure at the last join, of the middle block
+EFFECTS = {
+    "norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
+    f"norm{MIDDLE}": "Norm of the middle block's output (i = N)",
+    "absolute_outer": "Absolute oscillation at the outer joins",
+    "absolute_inner": "Absolute oscillation at the inner joins",
+    "val_loss_ema": "Validation loss (EMA)", "kid": "KID of 8×8 pixel features",
+    "headroom": "Headroom to fp16's 65,504",
+}  # fmt: skip
+DRAWN = ("norm_outer", "norm_inner", "val_loss_ema", "kid")  # of EFFECTS, those in the figure
 CURVES = {"kid": "KID", "val_loss_ema": "validation loss (EMA)"}
 FINAL = {**CURVES, "fid": "FID"}
 FIGURES = {
@@ -97,9 +104,9 @@ class Results:
         return {self.records[n]["seed"]: self.records[n] for n in self.finished if self.records[n]["arm"] == name}
 
     def values(self, arm: str, key: str) -> dict[int, float]:
-        return {
-            seed: float(r["values"][key]) for seed, r in self.by_arm(arm).items() if r["values"].get(key) is not None
-        }
+        """seed → value of a measure, of the seeds that have it."""
+        found = {seed: _value(record, key) for seed, record in self.by_arm(arm).items()}
+        return {seed: float(value) for seed, value in found.items() if value is not None}
 
     def families(self) -> dict[str, list[str]]:
         """baseline → the arms that are compared with it, itself first."""
@@ -276,6 +283,14 @@ class Results:
             "campaign": self.plan.folder.name, "title": self.plan.title, "state": self.state,
             "planned": len(self.plan.planned), "finished": len(self.records), "verdicts": verdicts, "joins": joins,
         }  # fmt: skip
+
+
+def _value(record: dict[str, Any], key: str) -> float | None:
+    if not key.endswith(MIDDLE):
+        value: float | None = record["values"].get(key)
+        return value
+    joins: list[float | None] = (record["norms"].get("backbone") or {}).get(key.removesuffix(MIDDLE)) or [None]
+    return joins[-1]
 
 
 def _positive(level: Any) -> bool:

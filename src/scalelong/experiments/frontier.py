@@ -1,4 +1,4 @@
-"""The stability frontier: the largest learning rate at which a network still trains, found by bisection.
+"""The stability frontier: the largest learning rate at which a network does not diverge, found by bisection.
 
 A run *diverges* if its loss or a weight stops being finite, or if its mean loss over the last tenth of the steps is
 above that of the untrained network on the same batches. Adam hides the size of gradients, which the paper's theorems
@@ -55,11 +55,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class StableLearningRate:
-    """The largest learning rate that trains: geometric mean over seeds, with its 95 % t interval.
+    """The largest stable learning rate: geometric mean over seeds, with its 95 % t interval.
 
-    lr         geometric mean over seeds of the largest learning rate that trained
+    lr         geometric mean over seeds of the largest learning rate that did not diverge
     low, high  the interval; None with one seed
-    brackets   seed → (largest that trained, smallest that diverged)
+    brackets   seed → (largest that did not diverge, smallest that did)
     trials     every run of the search
     """
 
@@ -137,7 +137,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def bisect(run: Callable[[float], Trial], start: float, tolerance: float = TOLERANCE) -> Iterator[Trial]:
-    """Yield trials until the largest learning rate that trains and the smallest that diverges are `tolerance` apart."""
+    """Yield trials until the largest stable learning rate and the smallest that diverges are `tolerance` apart."""
     trial = run(start)
     yield trial
     factor = 1 / EXPAND if trial.diverged else EXPAND
@@ -170,7 +170,7 @@ def stable_learning_rate(
     loss: Loss = mse,
     jobs: int = 1,
 ) -> StableLearningRate:
-    """Find the largest learning rate at which a network still trains, by bisection over short runs.
+    """Find the largest learning rate at which a network does not diverge, by bisection over short runs.
 
     What diverges at one learning rate is taken to diverge at every larger one; with Adam that need not hold.
 

@@ -18,13 +18,14 @@ RESULTS = Path("results") / "paper"
 
 @dataclass(frozen=True)
 class Options:
-    """How to run an item. `steps` and `seeds` None: those of its studies."""
+    """How to run an item. `steps` and `seeds` None: those of its studies; `study` None: all of them."""
 
     size: str = "cpu"
     runs: Path = RUNS
     results: Path = RESULTS
     seeds: tuple[int, ...] | None = None
     steps: int | None = None
+    study: str | None = None  # the only one to run
     jobs: int | None = None
     gpus: int = 1  # of one run
     memory: float | None = None  # GiB of one GPU
@@ -40,6 +41,11 @@ class Options:
     def studies(self, item: Item) -> list[Study]:
         """Return the studies, whose runs fit on the GPUs if their memory is known."""
         studies = item.studies(self.size, self.seeds, self.steps)
+        if self.study is not None:
+            named = {study.name.removesuffix(f"-{self.steps}-steps"): study for study in studies}
+            if self.study not in named:
+                raise unknown(f"study of {item.name} at size {self.size}:", self.study, list(named))
+            studies = [named[self.study]]
         memory = None if self.size == "cpu" else self.memory or visible_memory()
         return studies if memory is None else [study.fitted(self.gpus, memory) for study in studies]
 
@@ -56,9 +62,10 @@ class StoppedError(Exception):
 
 
 def result_name(item: Item, options: Options) -> str:
-    """Return `figure-1`; another size, other steps or other seeds get a name of their own."""
+    """Return `figure-1`; another size, a single study, other steps or other seeds get a name of their own."""
     parts = [item.name]
     parts += ["paper"] if options.size == "paper" else []
+    parts += [options.study] if options.study is not None else []
     parts += [f"{options.steps}-steps"] if options.steps is not None else []
     parts += [f"seeds-{'-'.join(map(str, options.seeds))}"] if options.seeds is not None else []
     return "-".join(parts)

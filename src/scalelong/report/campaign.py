@@ -6,7 +6,7 @@ import math
 from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
-from scalelong.experiments.campaign_results import CURVES, EFFECTS, measures_of
+from scalelong.experiments.campaign_results import CURVES, DRAWN, EFFECTS, measures_of
 from scalelong.report.figures import colors, new_figure
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _curves(results: Results) -> Figure:
 
 def _effects(results: Results) -> Figure:
     """Variant over no scaling at every level, one panel per measure, with 95 % intervals over settings."""
-    tables = {title: results.effects(key) for key, title in EFFECTS.items() if key != "headroom"}
+    tables = {EFFECTS[key]: results.effects(key) for key in DRAWN}
     tables = {title: table for title, table in tables.items() if any(any(cells.values()) for cells in table.values())}
     corners = list(next(iter(tables.values())))
     scalings = list(next(iter(tables.values()))[corners[0]])

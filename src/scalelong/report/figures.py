@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from scalelong.errors import require
 from scalelong.files import FIGURES, atomic_file, check_target
+from scalelong.report.findings import spell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -189,7 +190,7 @@ def draw_frontier(rows: Sequence[Row]) -> Figure:
         for label, color in zip(dict.fromkeys(row.cell.scaling.label for row in own), cycle(colors()), strict=False):
             line = sorted((row for row in own if row.cell.scaling.label == label), key=size)
             xs, ys = [size(row) for row in line], [row.frontier.lr for row in line]
-            ax.loglog(xs, ys, "o-", color=color, label=label)
+            ax.loglog(xs, ys, "o-", color=color, label=spell(label))
             dots = [(size(row), low) for row in line for low, _ in row.frontier.brackets.values()]
             ax.plot(*zip(*dots, strict=True), ".", ms=4, alpha=0.5, color=color)
             predicted = [(x, base[x] * row.predicted) for x, row in zip(xs, line, strict=True) if row.predicted]
@@ -200,9 +201,9 @@ def draw_frontier(rows: Sequence[Row]) -> Figure:
         if max(rates) < 2 * min(rates):  # a log axis of almost no range has no ticks
             ax.set_ylim(min(rates) / 2, 2 * max(rates))
         name = "long skips N" if factor == "skips" else factor
-        ax.set(title=title, xlabel=name, ylabel="largest learning rate that trains")
+        ax.set(title=title, xlabel=name, ylabel="largest learning rate that does not diverge")
         ax.legend(fontsize=8)
-    figure.suptitle("Stability frontier (dots: seeds; dashed: mean field of Theorem 3.3)")
+    figure.supxlabel("small dots: seeds; dashed: predicted from gradients at initialization", fontsize=8)
     return figure
 
 
@@ -214,12 +215,12 @@ def draw_sensitivity(rows: Sequence[dict[str, Any]]) -> Figure:
     for ax, setting in zip(figure.subplots(1, len(settings), squeeze=False).flat, settings, strict=True):
         own = [row for row in rows if tuple(row[name] for name in names) == setting]
         for row, color in zip(own, cycle(colors()), strict=False):
-            ax.semilogx(row["lr"], row["loss"], "o-", ms=3, color=color, label=row["label"])
+            ax.semilogx(row["lr"], row["loss"], "o-", ms=3, color=color, label=spell(row["label"]))
         title = f"{setting[0]}, {setting[1]}, N = {setting[2]}, width {setting[3]}, {setting[4]} steps"
         ax.set_title(title, fontsize=10)
         ax.set(xlabel="learning rate", ylabel="final loss")
         ax.legend(fontsize=8)
-    figure.suptitle("Learning-rate sensitivity (a diverged run counts as untrained)")
+    figure.supxlabel("a diverged run counts as untrained", fontsize=8)
     return figure
 
 

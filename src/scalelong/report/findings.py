@@ -11,7 +11,7 @@ from scalelong.experiments.statistics import Estimate, change, plus_minus
 
 EVEN = 0.02  # with one seed, losses closer than this count as equal
 STABILITY = ("norm_outer", "norm_inner", "feature_oscillation")  # measures with a sentence of their own
-NAMES = {"none": "no scaling", "uniform": "uniform scaling", "ls": "LS"}
+NAMES = {"none": "no scaling", "uniform": "1/√2", "ls": "LS"}
 
 
 @dataclass(frozen=True)
