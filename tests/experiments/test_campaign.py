@@ -9,7 +9,7 @@ import torch
 
 from scalelong.errors import ScaleLongError
 from scalelong.experiments import compare, scheduler
-from scalelong.experiments.campaign import read_plan, run_missing
+from scalelong.experiments.campaign import FORMAT, read_plan, run_missing
 from scalelong.experiments.campaign_results import Results, page
 from scalelong.experiments.campaign_run import Observed, _thin, run_planned
 from scalelong.experiments.rounding import Rounding
@@ -60,8 +60,8 @@ def write_record(plan, name, arm, seed, norm=10.0, loss=0.5, failure=None, lr=0.
     values = {"norm_outer": norm, "growth_outer": 0.5, "norm_inner": norm, "val_loss_ema": loss}
     config = plan.config(plan.arm(arm), seed, lr, steps).to_dict()
     curves = {"val_loss_ema": {"steps": [1, 12], "values": [1.0, loss]}}
-    record = {"arm": arm, "seed": seed, "failure": failure, "alarms": 2, "values": values, "curves": curves}
-    record |= {"optimizer": "adamw", "rounding": None, "distance": None}
+    record = {"arm": arm, "seed": seed, "failure": failure, "values": values, "curves": curves}
+    record |= {"optimizer": "adamw", "rounding": None, "distance": None, "alarms": 2, "format": FORMAT}
     (plan.folder / f"{name}.json").write_text(json.dumps(record | {"norms": {"backbone": norms}, "config": config}))
 
 

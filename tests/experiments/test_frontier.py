@@ -306,7 +306,8 @@ def test_a_search_that_finds_nothing_is_named_and_the_others_are_kept(tmp_path):
     found = measure_frontier(study, [0], tmp_path, 1)
     assert [row.cell.scaling for row in found.rows] == [NoScaling()]
     (failure,) = found.failures
-    assert failure.startswith("eq3, sgd, uniform-100000, N = 3, seed 0: the network diverges at every learning rate")
+    cell = "eq3, sgd, uniform-100000, N = 3, width 64, 10 steps"
+    assert failure.startswith(f"{cell}, seed 0: the network diverges at every learning rate")
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -135,6 +135,16 @@ def comma_words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def integers(option: str, text: str) -> list[int]:
+    """Return the numbers of a comma-separated option."""
+    from scalelong.errors import invalid
+
+    words = comma_words(text)
+    if not words or not all(word.isdecimal() and int(word) for word in words):
+        raise invalid(option, "integers >= 1, comma-separated", text)
+    return [int(word) for word in words]
+
+
 class _Flags:
     """Show a flag as `--json`, not as `--json <bool>`, which newer versions of typer do."""
 

@@ -58,7 +58,7 @@ def campaign(
             raise typer.Exit(128 + worked.signal)
         failures += worked.failures
     results = [Results(plan) for plan in plans]
-    for one in results:
+    for one in results if run or page is not None else ():
         for name, figure in draw_campaign(one).items():
             save_figure(figure, one.plan.folder / name)
     if page is not None:

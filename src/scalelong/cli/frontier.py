@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from scalelong.cli._shared import Figure, Json, check_figure, comma_words, echo_json, print_lines, print_table
+from scalelong.cli._shared import Figure, Json, check_figure, comma_words, echo_json, integers, print_lines, print_table
 
 if TYPE_CHECKING:
     from scalelong.experiments.frontier_study import Exponents, Frontiers
@@ -65,8 +65,8 @@ def frontier(
     if not 0 < largest < float("inf"):
         raise invalid("--largest", "a number > 0", largest)
     specs = [parse_scaling(word) for word in split_scalings(scalings)]
-    sizes = _integers("--skips", skips, "6,12"), _integers("--steps", steps, "30,100")
-    widths = _integers("--width", width, "16,64") if width else []
+    sizes = integers("--skips", skips), integers("--steps", steps)
+    widths = integers("--width", width) if width else []
     study = cells(comma_words(network), comma_words(optimizer), specs, *sizes, widths)
     chosen, workers = parse_seeds(seeds), jobs or usable_cores()
     if sensitivity:
@@ -90,18 +90,9 @@ def frontier(
         typer.echo(f"figure: {figure}")
 
 
-def _integers(option: str, text: str, example: str) -> list[int]:
-    from scalelong.errors import invalid
-
-    words = comma_words(text)
-    if not words or not all(word.isdecimal() for word in words):
-        raise invalid(option, f"integers, such as {example}", text)
-    return [int(word) for word in words]
-
-
 def _print_frontier(found: Frontiers, seeds: int) -> None:
     from scalelong.experiments.frontier import TOLERANCE
-    from scalelong.experiments.frontier_study import FACTORS, several
+    from scalelong.experiments.frontier_study import FACTORS, several, size_text
 
     rows = found.rows
     for network, optimizer in dict.fromkeys((row.cell.network, row.cell.optimizer) for row in rows):
@@ -110,16 +101,16 @@ def _print_frontier(found: Frontiers, seeds: int) -> None:
         shown = ["skips", *(name for name in several([row.cell for row in own]) if name != "skips")]
         table = []
         for row in own:
-            against = "–" if row.ratio is None else f"{row.ratio.mean:.2f}×"
+            against = "–" if row.ratio is None else f"{row.ratio.mean:.3g}×"
             if row.ratio is not None and not row.cell.scaling.is_identity:
-                against += _interval(row.ratio)
+                against += _interval(row.ratio, ".3g")
             sizes = [str(getattr(row.cell, name)) for name in shown]
-            theory = [f"{row.predicted:.2f}×" if row.predicted is not None else "–"] if predicted else []
+            theory = [f"{row.predicted:.3g}×" if row.predicted is not None else "–"] if predicted else []
             table.append([*sizes, row.cell.scaling.label, str(row.frontier), against, *theory])
-        steps = "" if "steps" in shown else f"{own[0].cell.steps} steps, "
+        fixed = size_text(own[0].cell, [name for name in FACTORS if name not in shown])
         title = (
-            f"{network}, {optimizer}: the largest learning rate that does not diverge, {steps}"
-            f"{seeds} seed{'' if seeds == 1 else 's'}"
+            f"{network}, {optimizer}: the largest learning rate that does not diverge, "
+            f"{', '.join([*fixed, f'{seeds} seed' + 's' * (seeds != 1)])}"
         )
         columns = [*(FACTORS[name] for name in shown), "scaling", "frontier", "against none"]
         print_table(title, [*columns, *(["predicted"] if predicted else [])], table, left=len(shown) + 1, wrap=False)
@@ -138,20 +129,20 @@ def _print_frontier(found: Frontiers, seeds: int) -> None:
 def _print_exponents(fits: list[Exponents]) -> None:
     from scalelong.experiments.frontier_study import FACTORS
 
-    names = list(fits[0].frontier)
+    names = [name for name in FACTORS if any(name in fit.frontier for fit in fits)]
     columns = [f"{what}, {FACTORS[name]}" for what in ("frontier", "against none") for name in names]
     table = []
     for fit in fits:
-        estimates = [fit.frontier[name] for name in names] + [fit.ratio.get(name) for name in names]
-        powers = ("–" if power is None else f"{power.mean:.2f}{_interval(power)}" for power in estimates)
+        estimates = [found.get(name) for found in (fit.frontier, fit.ratio) for name in names]
+        powers = ("–" if power is None else f"{power.mean:z.2f}{_interval(power, 'z.2f')}" for power in estimates)
         table.append([fit.scaling.label, *powers])
     law = " · ".join(f"{FACTORS[name]}^p" for name in names)
     title = f"{fits[0].network}, {fits[0].optimizer}: the exponents p of frontier ∝ {law}, and of its ratio to none"
     print_table(title, ["scaling", *columns], table, left=1, wrap=False)
 
 
-def _interval(estimate: Estimate) -> str:
-    return "" if estimate.low is None else f" [{estimate.low:.2f}, {estimate.high:.2f}]"
+def _interval(estimate: Estimate, form: str) -> str:
+    return "" if estimate.low is None else f" [{estimate.low:{form}}, {estimate.high:{form}}]"
 
 
 def _print_sensitivity(rows: list[dict[str, Any]], seeds: int) -> None:

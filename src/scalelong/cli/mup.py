@@ -18,6 +18,7 @@ from scalelong.cli._shared import (
     check_figure,
     comma_words,
     echo_json,
+    integers,
     print_lines,
     print_table,
 )  # fmt: skip
@@ -69,7 +70,7 @@ def coords(
     config = choose(preset or "uvit-64", data=data, settings=settings)
     words = comma_words(parametrizations)
     options: dict[str, Any] = {"base_width": base_width, "steps": steps, "seeds": parse_seeds(seeds)}
-    rows = coordinate_check(config, _integers("--widths", widths), words, jobs=jobs or usable_cores(), **options)
+    rows = coordinate_check(config, integers("--widths", widths), words, jobs=jobs or usable_cores(), **options)
     verdicts = {word: overall([row for row in rows if row.parametrization == word]) for word in words}
     if figure is not None:
         save_figure(draw_coordinates(rows), figure)
@@ -135,8 +136,8 @@ def transfer(
     except ValueError:
         raise invalid("--lrs", "numbers such as 1e-3,2e-3", lrs) from None
     curves = measure_transfer(
-        config, widths=_integers("--widths", widths), rates=rates, out=out,
-        depths=_integers("--depths", depths) if depths else None,
+        config, widths=integers("--widths", widths), rates=rates, out=out,
+        depths=integers("--depths", depths) if depths else None,
         scalings=[parse_scaling(word) for word in split_scalings(scalings)] if scalings else None,
         parametrizations=comma_words(parametrizations), base_width=base_width, base_depth=base_depth,
         seeds=parse_seeds(seeds), jobs=jobs or usable_cores(),
@@ -193,12 +194,3 @@ def _print_transfer(curves: list[Curve], steps: int) -> None:
         ])  # fmt: skip
         if not all(curve.inside and not curve.diverged for curve in curves):
             print_lines(["a width whose best learning rate is at an edge of the grid has no factor: widen --lrs"])
-
-
-def _integers(option: str, text: str) -> list[int]:
-    from scalelong.errors import invalid
-
-    words = comma_words(text)
-    if not words or not all(word.isdecimal() and int(word) for word in words):
-        raise invalid(option, "integers >= 1, comma-separated", text)
-    return [int(word) for word in words]

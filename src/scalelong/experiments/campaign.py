@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scalelong.experiments.scheduler import Ending
 
 PLAN, FORMAT = "plan.toml", 1
+RECORDED = {"arm", "seed", "failure", "config", "optimizer", "rounding", "values", "alarms", "curves", "norms"}
 TUNING = "tune"
 # What the paper's statement predicts of variant/baseline: a ratio below 1, or an acceleration of at least 1.5.
 CLAIMS = {
@@ -122,7 +123,7 @@ class Plan:
     @cached_property
     def planned(self) -> tuple[str, ...]:
         """The names of all main runs, group by group, then seed by seed."""
-        return tuple(f"{arm.name}-seed{seed}" for arm, seed in self._order())
+        return tuple(_name(arm, seed) for arm, seed in self._order())
 
     def _order(self) -> Iterator[tuple[Arm, int]]:
         for group in sorted({arm.group for arm in self.arms}):
@@ -131,12 +132,20 @@ class Plan:
 
     def record(self, name: str) -> dict[str, Any] | None:
         """The record of a finished run, None if it has none."""
-        return read_json(self.folder / f"{name}.json")
+        record = read_json(path := self.folder / f"{name}.json")
+        if record is None and not path.exists():
+            return None
+        if record is None or record.get("format") != FORMAT or not record.keys() >= RECORDED:
+            raise InvalidValueError(
+                f"{path} is not a whole record in format {FORMAT}; restore it (git checkout), or delete it to "
+                "train the run again"
+            )
+        return record
 
     def names(self, arm: Arm) -> list[str]:
         """The names of all runs of an arm: those that tune it, and the main ones."""
         tuning = [] if self.tuning is None else [_tuning_name(arm, lr, self.tuning.seed) for lr in self.tuning.lr]
-        return [*tuning, *(f"{arm.name}-seed{seed}" for seed in self.seeds)]
+        return [*tuning, *(_name(arm, seed) for seed in self.seeds)]
 
     def tuning_losses(self, arm: Arm) -> dict[float, float]:
         """Learning rate → validation loss (EMA) at the end of each finished tuning run, inf where the run failed."""
@@ -166,8 +175,8 @@ class Plan:
         return [n for n, own in found.items() if len(own) == count and not any(map(math.isfinite, own.values()))]
 
     def missing(self, runs: Path, arms: Collection[str] = ()) -> list[Job]:
-        """The jobs that can start now, of `arms` or of all. A group's main runs wait for its tuning runs, and later
-        groups for both.
+        """The jobs that can start now, of `arms` or of all. An arm's main runs wait for its own tuning runs, and later
+        groups for those of earlier ones.
         """
         for name in arms:
             if name not in (names := [arm.name for arm in self.arms]):
@@ -180,33 +189,30 @@ class Plan:
                 continue
             if tuned is not None and arm.group != tuned:
                 break
-            if self.tuning is not None:
-                lr, t = self.learning_rate(arm), self.tuning
-                if lr is None:
-                    tuned = arm.group
-                    for rate in t.lr:
-                        self._add(
-                            jobs, runs, _tuning_name(arm, rate, t.seed), arm, self.config(arm, t.seed, rate, t.steps)
-                        )
-                    continue
-                self._add(jobs, runs, f"{arm.name}-seed{seed}", arm, self.config(arm, seed, lr))
+            wanted: list[tuple[str, int, float | None, int]]  # name, seed, learning rate, steps
+            if (t := self.tuning) is not None and self.learning_rate(arm) is None:
+                tuned = arm.group
+                wanted = [(_tuning_name(arm, rate, t.seed), t.seed, rate, t.steps) for rate in t.lr]
             else:
-                self._add(jobs, runs, f"{arm.name}-seed{seed}", arm, self.config(arm, seed))
+                wanted = [(_name(arm, seed), seed, None if t is None else self.learning_rate(arm), self.steps)]
+            for name, number, lr, steps in wanted:
+                if name not in jobs and not (self.folder / f"{name}.json").exists():
+                    jobs[name] = self._job(runs, name, arm, self.config(arm, number, lr, steps))
         return list(jobs.values())
 
-    def _add(self, jobs: dict[str, Job], runs: Path, name: str, arm: Arm, config: Config) -> None:
-        path = self.folder / f"{name}.json"
+    def _job(self, runs: Path, name: str, arm: Arm, config: Config) -> Job:
         tuning = name.startswith(f"{TUNING}-")
-        distance = None if tuning or self.distance is None else asdict(self.distance)
-        if name not in jobs and not path.exists():
-            record = {
-                "path": str(path), "campaign": self.folder.name, "arm": arm.name, "tuning": tuning,
-                "command": f"scalelong campaign {self.folder.as_posix()}", "optimizer": arm.optimizer,
-                "rounding": arm.rounding, "distance": distance,
-            }  # fmt: skip
-            jobs[name] = Job(
-                name.rpartition("-seed")[0], config.seed, config, runs / self.folder.name / name, record=record
-            )
+        record = {
+            "path": str(self.folder / f"{name}.json"), "campaign": self.folder.name, "arm": arm.name, "tuning": tuning,
+            "command": f"scalelong campaign {self.folder.as_posix()}", "optimizer": arm.optimizer,
+            "rounding": arm.rounding, "distance": None if tuning or self.distance is None else asdict(self.distance),
+        }  # fmt: skip
+        label = name.rpartition("-seed")[0]
+        return Job(label, config.seed, config, runs / self.folder.name / name, record=record)
+
+
+def _name(arm: Arm, seed: int) -> str:
+    return f"{arm.name}-seed{seed}"
 
 
 def _tuning_name(arm: Arm, lr: float, seed: int) -> str:
@@ -240,13 +246,18 @@ def read_plan(folder: Path | str) -> Plan:
     for arm in plan.arms:
         if plan.baseline_of(arm) not in names:
             raise unknown(f"baseline of arm {arm.name!r}:", arm.baseline or "", names)
-        plan.config(arm, plan.seeds[0])
+        every = plan.config(arm, plan.seeds[0]).validate.every
+        if plan.distance is not None and plan.distance.every % (every or plan.steps):
+            raise invalid(f"{path}: distance.every", f"a multiple of validate.every of {arm.name}", plan.distance.every)
         _check_records(plan, arm)
     return plan
 
 
 def _check_values(plan: Plan, path: Path) -> None:
     """Refuse values that no run can have, before the first one starts."""
+    from scalelong.diffusion.samplers import get_sampler
+    from scalelong.evaluation.extractors import EXTRACTORS
+
     names, seeds = [arm.name for arm in plan.arms], plan.seeds
 
     def check(key: str, holds: bool, expected: str, value: Any) -> None:
@@ -263,6 +274,11 @@ def _check_values(plan: Plan, path: Path) -> None:
     check("seeds", counts(seeds, 0) and len(set(seeds)) == len(seeds) > 0, "one or more different seeds", seeds)
     check("steps", counts((plan.steps,), 1), "an integer >= 1", plan.steps)
     for arm in plan.arms:
+        check(f"group of {arm.name}", type(arm.group) is int, "an integer", arm.group)
+        check(f"factors of {arm.name}", isinstance(arm.factors, dict), "a table, such as { depth = 12 }", arm.factors)
+        words = isinstance(arm.settings, tuple) and all(isinstance(word, str) for word in arm.settings)
+        check(f"settings of {arm.name}", words, 'a list such as ["train.lr=0.001"]', arm.settings)
+        check(f"optimizer of {arm.name}", isinstance(arm.optimizer, str), "a name", arm.optimizer)
         named = isinstance(arm.name, str) and re.fullmatch(r"\w[\w.+-]*", arm.name) is not None
         named = named and not arm.name.startswith(f"{TUNING}-")
         check("name of an arm", named, f"letters, digits and '.+-_', not starting with {TUNING}-", arm.name)
@@ -282,6 +298,9 @@ def _check_values(plan: Plan, path: Path) -> None:
         check("distance", counts((d.every, d.n, d.final), 0), "integers >= 0 for every, n, final", asdict(d))
         check("distance", counts((d.evaluations, d.reference_n), 1), "integers >= 1", asdict(d))
         check("distance.n", not d.every or d.n > 0, "an integer >= 1", d.n)
+        get_sampler(d.sampler)
+        if d.extractor not in EXTRACTORS:
+            raise unknown(f"{path}: extractor", d.extractor, EXTRACTORS)
 
 
 def _check_records(plan: Plan, arm: Arm) -> None:
@@ -290,7 +309,7 @@ def _check_records(plan: Plan, arm: Arm) -> None:
     if tuning is not None:
         wanted |= {_tuning_name(arm, lr, tuning.seed): (tuning.seed, tuning.steps, lr) for lr in tuning.lr}
     chosen = None if tuning is None else plan.learning_rate(arm)
-    wanted |= {f"{arm.name}-seed{seed}": (seed, plan.steps, chosen) for seed in plan.seeds}
+    wanted |= {_name(arm, seed): (seed, plan.steps, chosen) for seed in plan.seeds}
     for name, (seed, steps, lr) in wanted.items():
         if (record := plan.record(name)) is None:
             continue

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ACCELERATION = 1.5
 ONE_PAIR = "open (one pair)"
 REPORTED = "reported, not judged"
+NOT_IMAGES = "no verdict: the samples are not images"
+DISTANCES = ("kid", "fid")
 MIDDLE = "_middle"  # ends the key of a measure at the last join, of the middle block
 EFFECTS = {
     "norm_outer": "Norm at the outer joins", "norm_inner": "Norm at the inner joins",
@@ -79,6 +81,12 @@ class Results:
         self.records = {name: record for name in plan.planned if (record := plan.record(name)) is not None}
         self.finished = [name for name, record in self.records.items() if record["failure"] is None]
         self.missing = len(plan.planned) - len(self.records)
+
+    @property
+    def scalings(self) -> list[str]:
+        """The scalings that are compared with a baseline."""
+        plan = self.plan
+        return list(dict.fromkeys(arm.scaling for arm in plan.arms if plan.baseline_of(arm) != arm.name))
 
     @property
     def designed(self) -> bool:
@@ -139,8 +147,8 @@ class Results:
                         verdict = judge(ratio, 1.0) if self._judged(key) else REPORTED
                         if lost and verdict in ("agrees", "disagrees"):  # the seeds that are left may be the lucky ones
                             verdict = f"open ({lost} became non-finite)"
-                        if key in ("kid", "fid") and not all(self._images(name) for name in (arm, baseline)):
-                            verdict = "no verdict: the samples are not images"
+                        if key in DISTANCES and not self._images(arm, baseline):
+                            verdict = NOT_IMAGES
                         found.append(Verdict(key, arm, baseline, claim, ratio, verdict))
                     elif own.keys() & base.keys():  # KID is unbiased: it may be negative
                         found.append(
@@ -156,6 +164,8 @@ class Results:
                     factor = sooner[key].factor
                     if not self._judged(SOONER):
                         verdict = REPORTED
+                    elif key in DISTANCES and not self._images(arm, baseline):
+                        verdict = NOT_IMAGES
                     elif sooner[key].seeds < 2:
                         verdict = ONE_PAIR
                     elif factor is None:
@@ -170,9 +180,15 @@ class Results:
         """The last step at which a curve of an arm was measured; distances on the way may end before training does."""
         return max(int(r["curves"][key]["steps"][-1]) for r in self.by_arm(arm).values() if key in r["curves"])
 
-    def _images(self, arm: str) -> bool:
-        """Whether the samples of all runs of an arm are images: nearer to the data than one constant image."""
-        return all(record.get("images", True) for record in self.by_arm(arm).values())
+    def _images(self, *arms: str) -> bool:
+        """Whether the samples of all runs of the arms are images: nearer to the data than one constant image."""
+        return all(record.get("images", True) for arm in arms for record in self.by_arm(arm).values())
+
+    @property
+    def without_images(self) -> list[str]:
+        """The arms whose samples are not images, or whose baseline's are not."""
+        pairs = ((arm.name, self.plan.baseline_of(arm)) for arm in self.plan.arms)
+        return [arm for arm, baseline in pairs if arm != baseline and not self._images(arm, baseline)]
 
     def _judged(self, key: str) -> bool:
         return not self.plan.judged or key in self.plan.judged
@@ -191,7 +207,8 @@ class Results:
         table = {}
         for factor, level in [("all", "settings"), *self._levels()]:
             cells = {}
-            for scaling, ratios in pairs.items():
+            for scaling in self.scalings:
+                ratios = pairs.get(scaling, {})
                 have = [
                     r for name, r in ratios.items() if factor == "all" or self.plan.arm(name).factors[factor] == level
                 ]
@@ -266,9 +283,11 @@ class Results:
             yield from ((factor, level) for level in levels)
 
     def _ratios(self, key: str) -> dict[str, dict[str, float]]:
-        """scaling → arm → variant/baseline of a measure, the mean over seeds."""
+        """scaling → arm → variant/baseline of a measure, the mean over seeds. No distance of what is not an image."""
         pairs: dict[str, dict[str, float]] = {}
         for arm in self.plan.arms:
+            if key in DISTANCES and not self._images(arm.name, self.plan.baseline_of(arm)):
+                continue
             own, base = self.values(arm.name, key), self.values(self.plan.baseline_of(arm), key)
             ratio = paired_ratio(own, base)
             if ratio is not None and self.plan.baseline_of(arm) != arm.name:
@@ -352,9 +371,13 @@ def _effects(results: Results) -> list[str]:
     """Of a designed experiment: every measure over all settings, and folded away by level with the exponents."""
     effects = {key: results.effects(key) for key in EFFECTS}
     effects = {key: table for key, table in effects.items() if any(any(cells.values()) for cells in table.values())}
-    scalings = list(next(iter(effects.values()), {("all", "settings"): {}})["all", "settings"])
+    scalings = results.scalings
     rows = [[EFFECTS[key], *map(_cell, table["all", "settings"].values())] for key, table in effects.items()]
     parts = ["All settings, variant over no scaling:", _table(["", *scalings], rows)] if rows else []
+    if "kid" in effects and (lost := results.without_images):
+        parts.append(
+            f"KID leaves out {len(lost)} arms whose samples are no nearer to the data than one constant image."
+        )
     for key, table in effects.items():
         rows = [
             [f"{factor} {level}", *map(_cell, cells.values())]

@@ -7,17 +7,22 @@ diverges at one learning rate diverges at every larger one. That holds for SGD; 
 """
 
 import math
+import os
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from scalelong.errors import InvalidValueError, invalid, require, unknown
+from scalelong.errors import InvalidValueError, RunError, invalid, require, unknown
 from scalelong.experiments.statistics import mean_interval
 
 MakeNet = Callable[[int], nn.Module]  # seed -> an untrained network
@@ -208,7 +213,8 @@ def stable_learning_rate(
     start = START[optimizer] if start is None else start
     if not RANGE[0] < start < RANGE[1]:
         raise invalid("start", f"a learning rate between {RANGE[0]:g} and {RANGE[1]:g}", start)
-    if not isinstance(seeds, Iterable) or not (seeds := list(dict.fromkeys(seeds))):
+    seeds = list(dict.fromkeys(seeds)) if isinstance(seeds, Iterable) else []
+    if not seeds or not all(isinstance(seed, Integral) for seed in seeds):
         raise invalid("seeds", "one or more integers, such as range(3)", seeds)
     if len(seeds) > 1:
         require("scipy.special", "train", "confidence intervals")
@@ -256,8 +262,21 @@ def parallel(run: Callable[[Any], Any], items: Sequence[Any], jobs: int) -> Iter
         yield from map(run, items)
         return
     context = torch.multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(items)), mp_context=context, initializer=_one_thread) as pool:
-        yield from pool.map(run, items)
+    alive, parent = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(min(jobs, len(items)), mp_context=context, initializer=_start, initargs=(alive,))
+    with alive, parent, pool:
+        futures = [pool.submit(run, item) for item in items]
+        try:
+            for future in futures:
+                yield future.result()
+        except BaseException as error:  # also Ctrl-C, and a caller that wants no more results
+            parent.close()
+            if isinstance(error, BrokenProcessPool):
+                raise RunError(
+                    "a worker process ended: memory ran out, or a script starts processes outside of "
+                    'if __name__ == "__main__":'
+                ) from None
+            raise
 
 
 def _search(
@@ -275,5 +294,12 @@ def _optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     return OPTIMIZERS[name]
 
 
-def _one_thread() -> None:
+def _start(alive: Connection) -> None:
+    """Prepare a worker: one thread, and it ends when the other end of `alive` closes, also by a kill of the parent."""
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
+
+
+def _end_with(alive: Connection) -> None:
+    alive.poll(None)
+    os._exit(1)

@@ -184,8 +184,7 @@ class Cell:
         return json.dumps(names + other, sort_keys=True)
 
     def __str__(self) -> str:
-        other = "" if self.width == NETWORKS[self.network].width else f", width {self.width}"
-        return f"{self.network}, {self.optimizer}, {self.scaling.label}, N = {self.skips}{other}"
+        return ", ".join([self.network, self.optimizer, self.scaling.label, *size_text(self)])
 
     def trial(self, seed: int, lr: float) -> Trial:
         make_net = partial(build_network, self.network, self.skips, self.scaling, width=self.width)
@@ -308,6 +307,12 @@ def fit_exponents(rows: Sequence[Row]) -> list[Exponents]:
         if frontier:
             fits.append(Exponents(network, optimizer, scaling, frontier, ratio))
     return fits
+
+
+def size_text(cell: Cell, names: Iterable[str] = FACTORS) -> list[str]:
+    """The sizes of a cell in words: N = 6, width 64, 100 steps."""
+    words = {"skips": f"N = {cell.skips}", "width": f"width {cell.width}", "steps": f"{cell.steps:,} steps"}
+    return [words[name] for name in names]
 
 
 def several(study: Sequence[Cell]) -> list[str]:

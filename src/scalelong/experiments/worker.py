@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 JOB = "SCALELONG_JOB"  # JSON, in the environment: every process of a run reads it
 LOCK_TIMEOUT = 30.0  # seconds to wait for an earlier process of the same run to write its last checkpoint
+MEASURE_TIMEOUT = 600.0  # the same where it may be in the middle of a sample distance
 
 
 def main() -> None:
@@ -39,11 +40,13 @@ def main() -> None:
 
 def run_job(job: dict[str, Any]) -> int:
     """Train and measure the distance. Returns the exit code."""
+    config, run = Config.from_dict(job["config"]), Run(job["folder"])
     if job.get("record") is not None:
         from scalelong.experiments.campaign_run import run_planned
 
+        with run.locked(timeout=MEASURE_TIMEOUT):
+            pass
         return run_planned(job)
-    config, run = Config.from_dict(job["config"]), Run(job["folder"])
     if config.data.text is None and config.data.vae is None:
         import_networks()
     from scalelong.training.loop import train

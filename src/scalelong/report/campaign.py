@@ -20,7 +20,8 @@ def draw_campaign(results: Results) -> dict[str, Figure]:
     """Return the figures of the finished runs by file name, those of `campaign_results.FIGURES` that have data."""
     records = [results.records[name] for name in results.finished]
     if results.designed:
-        return {"effects.png": _effects(results)} if any(results.effects("val_loss_ema").values()) else {}
+        found = any(any(cells.values()) for cells in results.effects("val_loss_ema").values())
+        return {"effects.png": _effects(results)} if found else {}
     figures = {}
     if any(record["norms"].get("backbone") for record in records):
         figures["norms.png"] = _norms(results)
@@ -35,7 +36,10 @@ def _norms(results: Results) -> Figure:
     figure = new_figure(13.5, 3.9 * len(families))
     for axes, arms in zip(figure.subplots(len(families), 3, squeeze=False), families, strict=True):
         n = max(len(norms["norm"]) for arm in arms for norms in _norms_of(results, arm))
-        for ax, i in zip(axes, dict.fromkeys((1, max(1, n // 2), n)), strict=False):
+        shown = list(dict.fromkeys((1, max(1, n // 2), n)))
+        for ax in axes[len(shown) :]:
+            ax.remove()
+        for ax, i in zip(axes, shown, strict=False):
             for arm, color in zip(arms, cycle(colors()), strict=False):
                 runs = [norms for norms in _norms_of(results, arm) if len(norms["norm"]) >= i]
                 if not runs:
@@ -91,15 +95,14 @@ def _effects(results: Results) -> Figure:
     tables = {EFFECTS[key]: results.effects(key) for key in DRAWN}
     tables = {title: table for title, table in tables.items() if any(any(cells.values()) for cells in table.values())}
     corners = list(next(iter(tables.values())))
-    scalings = list(next(iter(tables.values()))[corners[0]])
     breaks = [k for k in range(1, len(corners)) if corners[k][0] != corners[k - 1][0]]
-    figure = new_figure(2.6 * len(tables) + 1.4, (0.14 * len(scalings) + 0.16) * len(corners) + 1.2)
+    figure = new_figure(2.6 * len(tables) + 1.4, (0.14 * len(results.scalings) + 0.16) * len(corners) + 1.2)
     grid = figure.subplots(1, len(tables), squeeze=False, sharey=True)[0]
     for ax, (title, table) in zip(grid, tables.items(), strict=True):
-        for k, (scaling, color) in enumerate(zip(scalings, cycle(colors()[1:]), strict=False)):
+        for k, (scaling, color) in enumerate(zip(results.scalings, cycle(colors()[1:]), strict=False)):
             points = [(y, e) for y, corner in enumerate(corners) if (e := table[corner][scaling]) is not None]
             if points:
-                ys = [y + 0.7 * ((k + 0.5) / len(scalings) - 0.5) for y, _ in points]
+                ys = [y + 0.7 * ((k + 0.5) / len(results.scalings) - 0.5) for y, _ in points]
                 low, high = ([getattr(e, end) or e.mean for _, e in points] for end in ("low", "high"))
                 ax.hlines(ys, low, high, color=color, lw=1.2)
                 ax.plot([e.mean for _, e in points], ys, "o", ms=4, color=color, label=scaling)
@@ -116,7 +119,9 @@ def _effects(results: Results) -> Figure:
         else:
             ax.locator_params(axis="x", nbins=4)
         ax.set_title(title, fontsize=10)
-    figure.legend(*grid[0].get_legend_handles_labels(), fontsize=9, ncols=len(scalings), loc="outside lower center")
+    figure.legend(
+        *grid[0].get_legend_handles_labels(), fontsize=9, ncols=len(results.scalings), loc="outside lower center"
+    )
     figure.suptitle(f"{results.plan.title}: variant over no scaling")
     return figure
 

@@ -174,16 +174,16 @@ def draw_frontier(rows: Sequence[Row]) -> Figure:
 
     Dashed: the predicted ratio to the unscaled run.
     """
-    from scalelong.experiments.frontier_study import FACTORS, several
+    from scalelong.experiments.frontier_study import FACTORS, several, size_text
 
     panels: dict[tuple[str, str], list[Row]] = {}  # (title, factor on the x axis) → rows
     for row in rows:
         setting = row.cell.network, row.cell.optimizer
-        factor, *others = several([r.cell for r in rows if (r.cell.network, r.cell.optimizer) == setting]) or ["skips"]
-        sizes = [f"{FACTORS[name]} = {getattr(row.cell, name)}" for name in others]
+        factor, *_ = several([r.cell for r in rows if (r.cell.network, r.cell.optimizer) == setting]) or ["skips"]
+        sizes = size_text(row.cell, [name for name in FACTORS if name != factor])
         panels.setdefault((", ".join([*setting, *sizes]), factor), []).append(row)
     figure = new_figure(5.2 * len(panels), 4.2)
-    axes = figure.subplots(1, len(panels), squeeze=False).flat
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True).flat
     for ax, ((title, factor), own) in zip(axes, panels.items(), strict=True):
         size = attrgetter(f"cell.{factor}")
         base = {size(row): row.frontier.lr for row in own if row.cell.scaling.is_identity}
@@ -197,13 +197,17 @@ def draw_frontier(rows: Sequence[Row]) -> Figure:
             if predicted and not line[0].cell.scaling.is_identity:
                 ax.plot(*zip(*predicted, strict=True), "x--", color=color, lw=1)
         _ticks(ax, sorted({size(row) for row in own}))
-        rates = [low for row in own for low, _ in row.frontier.brackets.values()]
-        if max(rates) < 2 * min(rates):  # a log axis of almost no range has no ticks
-            ax.set_ylim(min(rates) / 2, 2 * max(rates))
         name = "long skips N" if factor == "skips" else factor
-        ax.set(title=title, xlabel=name, ylabel="largest learning rate that does not diverge")
+        ax.set_title(title, fontsize=10)
+        ax.set(xlabel=name)
         ax.legend(fontsize=8)
-    figure.supxlabel("small dots: seeds; dashed: predicted from gradients at initialization", fontsize=8)
+    figure.axes[0].set_ylabel("largest learning rate that does not diverge")
+    rates = [low for row in rows for low, _ in row.frontier.brackets.values()]
+    if max(rates) < 2 * min(rates):  # a log axis of almost no range has no ticks
+        figure.axes[0].set_ylim(min(rates) / 2, 2 * max(rates))
+    theory = any(row.predicted is not None for row in rows)
+    dashed = "; dashed: predicted from gradients at initialization" if theory else ""
+    figure.supxlabel(f"small dots: seeds{dashed}", fontsize=8)
     return figure
 
 
