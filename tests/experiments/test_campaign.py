@@ -41,6 +41,7 @@ group = 2
 name = "cs"
 scaling = "cs:0.5"
 """
+MEASURED = "[distance]\nevery = 0\nn = 0\nfinal = 8\nevaluations = 2\n"
 TUNED = PLAN.replace("[[arms]]", "[tuning]\nlr = [1e-3, 1e-2]\nsteps = 4\nseed = 9\n\n[[arms]]", 1)
 
 
@@ -183,6 +184,16 @@ def test_an_arm_that_trains_at_no_learning_rate_is_a_result_and_the_others_run(m
         (("[[arms]]", "[tuning]\nlr = [1e-3]\nsteps = 4\nseed = 1\n\n[[arms]]"), "tuning.seed"),
         (("[[arms]]", "[distance]\nevery = 2\nn = 0\nfinal = 8\nevaluations = 2\n\n[[arms]]"), "distance.n"),
         (("[[arms]]", "[distance]\nevery = 2\nn = 8\nfinal = 8\nevaluations = 0\n\n[[arms]]"), "distance"),
+        (
+            ("[[arms]]", "[distance]\nevery = 5\nn = 8\nfinal = 8\nevaluations = 2\n\n[[arms]]"),
+            "multiple of validate.every",
+        ),
+        (("[[arms]]", f'{MEASURED}sampler = "foo"\n\n[[arms]]'), "foo"),
+        (("[[arms]]", f'{MEASURED}extractor = "pixel"\n\n[[arms]]'), "did you mean 'pixels'"),
+        (("group = 2", 'group = "1"'), "group of ls must be an integer"),
+        (("group = 2", "factors = 3"), "factors of ls must be a table"),
+        (("group = 2", "optimizer = 3"), "optimizer of ls must be a name"),
+        (("group = 2", 'settings = "train.lr=1"'), "settings of ls must be a list"),
     ],
 )
 def test_a_wrong_plan_is_refused_with_the_name_of_what_is_wrong(make_plan, change, message):
@@ -196,6 +207,15 @@ def test_a_record_of_a_run_with_other_steps_is_refused(make_plan):
     record = json.loads((plan.folder / "cs-seed0.json").read_text())
     (plan.folder / "cs-seed0.json").write_text(json.dumps(record | {"steps": 20}))
     with pytest.raises(ScaleLongError, match="steps that were trained: 20 → 12"):
+        make_plan()
+
+
+@pytest.mark.parametrize("damage", ["<<<<<<< HEAD\n{}", "{}", "[1]", '{"format": 1, "arm": "cs"}', '{"format": 99}'])
+def test_a_damaged_record_is_named_and_what_to_do(make_plan, damage):
+    plan = make_plan()
+    write_record(plan, "cs-seed1", "cs", 1)
+    (plan.folder / "cs-seed1.json").write_text(damage)
+    with pytest.raises(ScaleLongError, match=r"cs-seed1.json is not a whole record.*delete it to train the run again"):
         make_plan()
 
 
@@ -215,9 +235,16 @@ def test_distances_of_samples_that_are_not_images_have_no_verdict(make_plan):
             write_record(plan, f"{name}-seed{seed}", arm, seed)
             path = plan.folder / f"{name}-seed{seed}.json"
             record = json.loads(path.read_text())
-            path.write_text(json.dumps(record | {"images": images, "values": record["values"] | {"kid": 0.1}}))
-    verdicts = {v.claim: v.verdict for v in Results(plan).verdicts()}
+            curves = record["curves"] | {"kid": {"steps": [4, 8], "values": [0.3, 0.1]}}
+            values = record["values"] | {"kid": 0.1}
+            path.write_text(json.dumps(record | {"images": images, "values": values, "curves": curves}))
+    results = Results(plan)
+    verdicts = {v.claim: v.verdict for v in results.verdicts()}
     assert verdicts["lower KID at the end"] == "no verdict: the samples are not images"
+    assert verdicts["reaches the baseline's KID of step 8 in 1/1.5 of its steps"] == verdicts["lower KID at the end"]
+    assert results.effects("kid")["all", "settings"]["cs:0.5"] is None
+    assert results.effects("val_loss_ema")["all", "settings"]["cs:0.5"].n == 1
+    assert results.without_images == ["cs"]
 
 
 def test_a_finished_run_leaves_a_record_with_norms_of_every_join_and_block(make_plan, tmp_path):

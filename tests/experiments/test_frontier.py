@@ -3,8 +3,10 @@
 import json
 import math
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +99,57 @@ def noise(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_functions_that_processes_cannot_import_are_refused_before_the_first_starts():
     with pytest.raises(ScaleLongError, match=r"jobs=2 starts processes.*or use jobs=1"):
         stable_learning_rate(lambda seed: parabola(seed), no_batch, steps=5, seeds=[0, 1], loss=itself, jobs=2)
+
+
+PARALLEL = """
+import os, sys, time
+from pathlib import Path
+from scalelong.experiments.frontier import parallel
+def work(item):
+    Path(f"started-{os.getpid()}").touch()
+    time.sleep(60)
+if __name__ == "__main__":
+    list(parallel(work, range(4), 2))
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_at_once_with_the_process_that_started_them(sent, tmp_path):
+    (tmp_path / "script.py").write_text(PARALLEL)
+    process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+    workers = [int(path.name.partition("-")[2]) for path in tmp_path.glob("started-*")]
+    process.send_signal(sent)
+    assert process.wait(timeout=30) != 0
+    wait_for(lambda: not any(map(is_running, workers)))
+
+
+def is_running(pid):
+    """Whether a process exists and is no zombie, which nobody may wait for after a SIGKILL."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    (tmp_path / "script.py").write_text(PARALLEL.replace('if __name__ == "__main__":', "if True:"))
+    run = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "outside of if __name__" in run.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("seeds", [["a"], [0.5], [], 3])
+def test_seeds_are_integers(seeds):
+    with pytest.raises(ScaleLongError, match="seeds must be one or more integers"):
+        stable_learning_rate(parabola, no_batch, seeds=seeds, loss=itself)
 
 
 def test_a_trial_depends_on_its_seed_alone_and_leaves_the_global_random_state():
@@ -340,4 +393,6 @@ def test_the_command_prints_a_table_a_figure_and_json(tmp_path):
     found = json.loads(subprocess.run([*sizes, "--json"], capture_output=True, text=True, check=True).stdout)
     assert len(found["frontier"]) == 8
     assert [fit["label"] for fit in found["exponents"]] == ["none", "cs-0.5"]
+    fixed = [*command, "--width", "16", "--steps", "12"]
+    assert "width 16, 12 steps, 2 seeds" in subprocess.run(fixed, capture_output=True, text=True, check=True).stdout
     assert found["exponents"][1]["ratio"]["width"]["n"] == 8  # two widths, two lengths, two seeds

@@ -108,15 +108,14 @@ def _print_frontier(found: Frontiers, seeds: int) -> None:
             theory = [f"{row.predicted:.3g}×" if row.predicted is not None else "–"] if predicted else []
             table.append([*sizes, row.cell.scaling.label, str(row.frontier), against, *theory])
         fixed = size_text(own[0].cell, [name for name in FACTORS if name not in shown])
-        title = (
-            f"{network}, {optimizer}: the largest learning rate that does not diverge, "
-            f"{', '.join([*fixed, f'{seeds} seed' + 's' * (seeds != 1)])}"
-        )
+        setting = ", ".join([network, optimizer, *fixed, f"{seeds} seed{'' if seeds == 1 else 's'}"])
+        title = f"{setting}: the largest stable learning rate"
         columns = [*(FACTORS[name] for name in shown), "scaling", "frontier", "against none"]
         print_table(title, [*columns, *(["predicted"] if predicted else [])], table, left=len(shown) + 1, wrap=False)
         if fits := [fit for fit in found.exponents if (fit.network, fit.optimizer) == (network, optimizer)]:
             _print_exponents(fits)
     print_lines([
+        "stable: finite, and at the end no loss above that of the untrained network",
         "geometric means over seeds with their 95 % interval; ratios are paired by seed",
         *(["predicted: by the mean field of Theorem 3.3"] if any(row.predicted is not None for row in rows) else []),
         *(["p: least squares of the logarithms, one point per setting and seed"] if found.exponents else []),
