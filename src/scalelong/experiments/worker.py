@@ -40,13 +40,14 @@ def main() -> None:
 
 def run_job(job: dict[str, Any]) -> int:
     """Train and measure the distance. Returns the exit code."""
-    config, run = Config.from_dict(job["config"]), Run(job["folder"])
+    run = Run(job["folder"])
     if job.get("record") is not None:
         from scalelong.experiments.campaign_run import run_planned
 
         with run.locked(timeout=MEASURE_TIMEOUT):
             pass
         return run_planned(job)
+    config = Config.from_dict(job["config"])
     if config.data.text is None and config.data.vae is None:
         import_networks()
     from scalelong.training.loop import train
