@@ -102,9 +102,10 @@ def test_functions_that_processes_cannot_import_are_refused_before_the_first_sta
 
 
 PARALLEL = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from scalelong.experiments.frontier import parallel
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 def work(item):
     Path(f"started-{os.getpid()}").touch()
     time.sleep(60)
