@@ -1,5 +1,6 @@
 """The stability frontier: searches with known answers, the networks of the study, the command in a fresh process."""
 
+import functools
 import json
 import math
 import shutil
@@ -94,6 +95,44 @@ class Noisy(nn.Module):
 def noise(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(16, 8)
     return x, x
+
+
+class Drawn(nn.Linear):
+    """A network's class with arguments that are not a seed."""
+
+    def __init__(self, width: int = 8, bias: bool = True) -> None:
+        super().__init__(width, width, bias)
+
+
+@pytest.mark.parametrize(
+    ("make_net", "make_batch"),
+    [
+        (lambda seed: Drawn(), noise),
+        (lambda seed=7: Drawn(), lambda step: noise(0, step)),
+        (Drawn, lambda seed, step=7: noise(seed, step)),
+        (lambda *args: Drawn(*args[1:]), lambda: noise(0, 0)),
+        (functools.partial(Drawn, bias=True), lambda *args: noise(*args)),
+    ],
+)
+def test_makers_take_the_seed_and_the_step_only_if_they_ask_for_them(make_net, make_batch):
+    expected = run_trial(lambda seed: Drawn(), noise, 0.1, steps=10, seed=3)
+    assert run_trial(make_net, make_batch, 0.1, steps=10, seed=3) == expected
+
+
+def test_makers_receive_the_seed_and_the_step():
+    seeds, steps = [], []
+
+    def make_net(seed=0):
+        seeds.append(seed)
+        return Drawn()
+
+    def make_batch(step):
+        steps.append(step)
+        return noise(0, step)
+
+    run_trial(make_net, make_batch, 0.1, steps=3, seed=5)
+    assert seeds == [5]
+    assert steps == [2, 0, 1, 2]
 
 
 def test_functions_that_processes_cannot_import_are_refused_before_the_first_starts():

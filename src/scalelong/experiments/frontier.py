@@ -6,6 +6,7 @@ are about; plain SGD does not, so its frontier shows what a scaling does to them
 diverges at one learning rate diverges at every larger one. That holds for SGD; with Adam, a larger one may train again.
 """
 
+import inspect
 import math
 import os
 import pickle
@@ -25,8 +26,8 @@ from torch import Tensor, nn
 from scalelong.errors import InvalidValueError, RunError, invalid, require, unknown
 from scalelong.experiments.statistics import mean_interval
 
-MakeNet = Callable[[int], nn.Module]  # seed -> an untrained network
-MakeBatch = Callable[[int, int], Sequence[Any]]  # (seed, step) -> the arguments of the network's call, then the target
+MakeNet = Callable[..., nn.Module]  # seed, or nothing -> an untrained network
+MakeBatch = Callable[..., Sequence[Any]]  # (seed, step), step or nothing -> the arguments of the call, then the target
 Loss = Callable[[Any, Any], Tensor]
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -97,7 +98,7 @@ def run_trial(
     """
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
         torch.manual_seed(seed)
-        net = make_net(seed)
+        net = _call(make_net, seed)
         trained = [p for p in net.parameters() if p.requires_grad]
         if not trained:
             raise InvalidValueError("the network of make_net has no parameter that requires a gradient")
@@ -105,7 +106,7 @@ def run_trial(
 
         def batch_loss(step: int) -> Tensor:
             torch.manual_seed((1_000_003 * seed + step + 1) % 2**32)  # the CPU generator keeps 32 bits
-            *inputs, target = make_batch(seed, step)
+            *inputs, target = _call(make_batch, seed, step)
             return loss(net(*inputs), target)
 
         with torch.no_grad():
@@ -128,6 +129,22 @@ def run_trial(
             stepper.step()
         final = _mean(last[-window:]) if _is_finite(net) else math.inf
     return Trial(lr, seed, initial, final if math.isfinite(final) else None, steps)
+
+
+def _call(make: Callable[..., Any], *values: int) -> Any:
+    """Call `make` with as many of the values, from the last, as it takes: (seed, step), (step) or none.
+
+    An argument with a default counts only if it is called `seed` or `step`: `make_net` may be a network's class.
+    """
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except ValueError:  # some functions of C have no signature
+        return make(*values)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return make(*values)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    taken = sum(p.default is p.empty or p.name in ("seed", "step") for p in positional)
+    return make(*values[max(0, len(values) - taken) :])
 
 
 def _is_finite(net: nn.Module) -> bool:
@@ -180,10 +197,11 @@ def stable_learning_rate(
     What diverges at one learning rate is taken to diverge at every larger one; with Adam that need not hold.
 
     Args:
-        make_net: Builds an untrained network; torch's generator is seeded with `seed` before the call. Scale it here:
-            `lambda seed: apply(MyUNet(), scaling)`.
-        make_batch: (seed, step) → the arguments of the network's call and, last, the target. The same numbers must
-            give the same batch, so that all learning rates train on the same data.
+        make_net: Builds an untrained network: `make_net()` or `make_net(seed)`. Scale it here:
+            `lambda: apply(MyUNet(), scaling)`. torch's generator is seeded with `seed` before the call.
+        make_batch: Returns the arguments of the network's call and, last, the target: `make_batch(seed, step)`,
+            `make_batch(step)` or `make_batch()`. The same seed and step must give the same batch, so that all learning
+            rates train on the same data. torch's generator is seeded with both before the call.
         optimizer: "sgd", "momentum" (SGD with momentum 0.9) or "adamw".
         steps: Length of a run. A loss above that of the untrained network after it counts as diverged.
         seeds: One search for each; the interval is over seeds.
