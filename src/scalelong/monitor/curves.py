@@ -4,7 +4,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 LEAST = 10  # snapshots in which a band is measured; in fewer, the curve's own slope would dominate it
 Array = TypeVar("Array")  # a tensor or a NumPy array
@@ -38,8 +37,8 @@ def norm_curves(steps: Tensor, norms: Tensor, late: Tensor | None = None) -> Nor
     half = max(5, len(norms) // 20) // 2
 
     def running_mean(rows: Tensor) -> Tensor:
-        padded = pad(rows, (0, 0, half, half), value=torch.nan)
-        return padded.unfold(0, 2 * half + 1, 1).nanmean(-1)
+        edge = rows.new_full((half, rows.shape[1]), torch.nan)  # torch 2.8 does not pad rows without columns
+        return torch.cat([edge, rows, edge]).unfold(0, 2 * half + 1, 1).nanmean(-1)
 
     smooth = running_mean(norms)
     squares = (norms - smooth).square()
