@@ -157,7 +157,13 @@ fcntl.flock = refuse
 """
 
 
-@pytest.mark.parametrize("before", ["", NO_LOCKS], ids=["with locks", "without locks"])
+IMPATIENT = """
+from scalelong.data import cache
+cache.PATIENCE = 0
+"""
+
+
+@pytest.mark.parametrize("before", [IMPATIENT, NO_LOCKS], ids=["with locks", "without locks"])
 def test_processes_that_start_at_once_get_the_same_whole_set(rows: Path, cache: Path, before: str):
     """With locks one works and the others wait; without, all work and the first to finish wins."""
     workers = Workers(rows, cache, before)
@@ -170,7 +176,7 @@ def test_processes_that_start_at_once_get_the_same_whole_set(rows: Path, cache: 
     assert set(fingerprints) == {load(rows).fingerprint}
     load(rows).verify()
     assert not list(cache.rglob("*.part"))
-    assert any("waiting for another process" in line for line in said) == (before == "")
+    assert any("waiting for another process" in line for line in said) == (before == IMPATIENT)
 
 
 def test_old_leftovers_are_removed(flat_folder: Path):

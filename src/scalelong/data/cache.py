@@ -21,6 +21,7 @@ from scalelong.errors import DataError, ScaleLongError, one_line
 from scalelong.files import atomic_folder, read_json
 
 MANIFEST = "manifest.json"  # written last: a folder that has it is complete
+PATIENCE = 2.0  # seconds of waiting for another process without a message
 STALE = 24 * 3600  # seconds after which the leftovers of a killed process are removed
 
 
@@ -43,7 +44,7 @@ def lock_folder(folder: Path) -> AbstractContextManager[Any]:
     """Let one process work on `folder` while others wait."""
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
-        return lock.acquire(timeout=0)
+        return lock.acquire(timeout=PATIENCE)
     except Timeout:
         print(f"waiting for another process that prepares {folder}", file=sys.stderr, flush=True)
         return lock.acquire()
