@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -357,6 +358,8 @@ def test_verdicts_follow_the_interval_and_the_state_counts_runs(make_plan, tmp_p
     assert "/norms.png" in text
     assert "/curves.png" in text
     assert "| cs | 3 | 0.001 | 0.5 [0.2516, 0.7484] |" in text  # 0.5 ± t(2) · 0.1/√3
+    assert "| claim | ls | cs |" in text
+    assert re.search(r"Fig. 1\) \| 0.5 \(n = 1\) \*\*open \(one pair\)\*\* \| 0.5\d+ \[.*\*\*agrees\*\* \|", text)
 
 
 def test_an_arm_without_a_measure_that_others_have_shows_a_dash(make_plan):
@@ -380,6 +383,11 @@ def test_measures_that_the_rule_does_not_judge_are_reported_without_a_verdict(ma
     assert verdicts.pop("smaller norm at the outer joins (Fig. 1)") == "agrees"
     assert set(verdicts.values()) == {"reported, not judged"}
     assert any("reaches the baseline's" in claim for claim in verdicts)
+    text = page([Results(plan)])
+    assert re.search(
+        r"\| claim \| cs \|\n.+\n.+outer joins \(Fig. 1\) \| \S+ \[.+\] \(n = 3\) \*\*agrees\*\* \|\n", text
+    )
+    assert re.search(r"\| lower validation loss at the end \| \S+ \[\S+ \S+\] \(n = 3\) \|\n", text)
 
 
 def test_an_acceleration_that_a_seed_does_not_have_is_a_bound_in_words(make_plan):

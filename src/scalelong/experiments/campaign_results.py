@@ -67,10 +67,17 @@ class Verdict:
     def text(self) -> str:
         return self.bound if self.measured is None else f"{_cell(self.measured)} (n = {self.measured.n})"
 
-    @property
-    def row(self) -> list[str]:
-        """Cells of a Markdown table: arm, claim, measurement, verdict."""
-        return [self.arm, self.claim, self.text, self.verdict if self.verdict == REPORTED else f"**{self.verdict}**"]
+
+def claims_table(verdicts: Sequence[Verdict]) -> list[list[str]]:
+    """Lay verdicts out as a Markdown table: the heads, then one row per claim with one column per arm.
+
+    A claim that the plan's rule does not judge has no verdict behind its measurement.
+    """
+    arms, claims = (list(dict.fromkeys(getattr(v, name) for v in verdicts)) for name in ("arm", "claim"))
+    cells = {
+        (v.claim, v.arm): v.text if v.verdict == REPORTED else f"{v.text} **{v.verdict}**".strip() for v in verdicts
+    }
+    return [["claim", *arms], *([claim, *(cells.get((claim, arm), "–") for arm in arms)] for claim in claims)]
 
 
 class Results:
@@ -363,7 +370,9 @@ def page(results: Sequence[Results]) -> str:
             rows = [[arm, *map(_cell, row)] for arm, row in joins.items()]
             parts.append(_table(columns, rows))
         if not one.designed and (verdicts := one.verdicts()):
-            parts.append(_table(["arm", "claim", "measured", "verdict"], [verdict.row for verdict in verdicts]))
+            parts.append("Claims, arm over baseline. Only what the plan's rule judges has a verdict:")
+            columns, *rows = claims_table(verdicts)
+            parts.append(_table(columns, rows))
     return "\n\n".join(parts) + "\n"
 
 

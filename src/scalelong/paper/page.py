@@ -6,7 +6,7 @@ from typing import Any
 
 from scalelong._text import with_interval
 from scalelong.experiments.campaign import PLAN, SOONER, read_plan
-from scalelong.experiments.campaign_results import Results
+from scalelong.experiments.campaign_results import Results, claims_table
 from scalelong.paper.cost import minutes_on_two_cores
 from scalelong.paper.items import ITEMS
 from scalelong.paper.judge import VERDICTS
@@ -87,11 +87,14 @@ def _campaign(folder: Path, item: str) -> str:
     if not (folder / PLAN).exists():
         return ""
     results = Results(read_plan(folder))
-    rows = [verdict.row for verdict in results.verdicts() if verdict.key in CAMPAIGNS[item][1]]
+    verdicts = [verdict for verdict in results.verdicts() if verdict.key in CAMPAIGNS[item][1]]
+    if not verdicts:
+        return ""
     title = results.plan.title
     anchor = "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
     head = f"**Campaign:** [{title}](campaign.md#{anchor}), {results.plan.steps:,} steps. {results.state}"
-    return "\n".join([head, "", *_table(("arm", "claim", "measured", "verdict"), rows)]) if rows else ""
+    columns, *rows = claims_table(verdicts)
+    return "\n".join([head, "", *_table(columns, rows)])
 
 
 def _table(columns: Any, rows: Any) -> list[str]:
