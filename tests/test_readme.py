@@ -22,14 +22,14 @@ def test_the_headline_and_the_table_have_the_recorded_ratios():
     ratios = {row["skips"]: row["ratio"] for row in rows if row["label"] == "cs-0.5"}
     texts = {n: f"{ratio['mean']:.1f} [{ratio['low']:.1f}, {ratio['high']:.1f}]" for n, ratio in ratios.items()}
     head = " ".join(README.partition("```")[0].split())
-    assert f"{texts[6]} times larger with 6 long skips and {texts[12]} times with 12 (six seeds)" in head
+    assert f"× {texts[6]} with 6 long skips, × {texts[12]} with 12" in head
     for n, text in texts.items():
         assert f"N = {n}: × {text}" in README
     norms = Results(read_plan(ROOT / "results" / "campaign" / "sizes")).effects("norm_outer")["all", "settings"][
         "cs:0.5"
     ]
     text = f"{norms.mean:.2f} [{norms.low:.2f}, {norms.high:.2f}]"
-    assert f"the norm at the outer joins ends at {text}" in head
+    assert f"**smaller**: × {text} in U-ViTs on digits" in head
     assert f"× {text}, no trend with size" in README
 
 
