@@ -135,6 +135,21 @@ def test_nan_weights_name_the_first_module_and_a_nan_loss_the_first_step(tmp_pat
     assert read_stability(tmp_path / "s.jsonl").alarms()[0]["module"] == "out_blocks.1"
 
 
+@pytest.mark.parametrize(
+    ("module", "acts"), [("in_blocks.1", False), ("mid_block", False), ("out_blocks.1", True), ("", True)]
+)
+def test_no_kappa_is_proposed_for_a_feature_that_no_long_skip_precedes(module, acts):
+    net = small_uvit()
+    monitor, raised = monitored(net)
+    net.get_submodule(module).register_forward_hook(lambda m, args, output: output * math.nan)
+    with monitor.step(1):
+        monitor.note(loss=net(*batch(1)[:2]).square().mean())
+    (alarm,) = raised
+    assert alarm.module == (module or "(network)")
+    assert "under fp16 also bf16" in alarm.advice
+    assert ("ConstantScaling(" in alarm.advice) is acts
+
+
 def test_an_infinite_gradient_alone_names_its_block():
     net = small_uvit()
     monitor, raised = monitored(net)

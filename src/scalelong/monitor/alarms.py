@@ -132,11 +132,12 @@ def _nonfinite(layout: Layout, entry: Entry) -> Alarm | None:
     bad = entry.get("nonfinite")
     if bad is None:
         return None
-    what, skip = f"the {bad['of']} is not finite", None
+    what, skip, hidden = f"the {bad['of']} is not finite", None, 0
     if "point" in bad:
         point = layout.points.all[bad["point"]]
-        what, skip = f"{point.name} is not finite on the {bad['of']} batch (the first such point)", point.skip
-    return Alarm("nonfinite", entry["step"], bad["since"], bad["module"], what, skip)
+        what = f"{point.name} is not finite on the {bad['of']} batch (the first such point)"
+        skip, hidden = point.skip, point.hidden
+    return Alarm("nonfinite", entry["step"], bad["since"], bad["module"], what, skip, hidden=hidden)
 
 
 def _oscillation(layout: Layout, limits: Limits, entry: Entry, window: Window, edges: Sequence[float]) -> Alarm | None:
@@ -252,19 +253,21 @@ def advice(kind: str, skip: int | None, hidden: int | None, coefficients: Sequen
         return (
             'All hidden units of the calibration network are inactive; LearnableScaling(activation="elu") prevents it.'
         )
+    i = len(coefficients) if hidden is None else hidden
+    scaled = i < len(coefficients)  # a long skip joins before the feature
     if kind == "nonfinite":
-        return f"{GENERAL.capitalize()} may help; {_remedy(coefficients, kappa, 1)}."
+        remedy = f"; {_remedy(coefficients, kappa, i + 1)}" if scaled else ""
+        return f"{GENERAL.capitalize()} may help, and under fp16 also bf16{remedy}."
     if kind == "gradient":
-        i = min(skip or 1, len(coefficients))
-        law = f"Theorem 3.3 bounds the squared gradient of block {i} by ℓ·‖x_t‖²·Σκ_j² over j ≥ {i}"
-        return f"{law}, here {sum_of_squares(coefficients, i):.3g}; {_remedy(coefficients, kappa, i)}."
+        block = min(skip or 1, len(coefficients))
+        law = f"Theorem 3.3 bounds the squared gradient of block {block} by ℓ·‖x_t‖²·Σκ_j² over j ≥ {block}"
+        return f"{law}, here {sum_of_squares(coefficients, block):.3g}; {_remedy(coefficients, kappa, block)}."
     if kind == "loss":
         law = f"Theorem 3.3 bounds the gradient by ℓ·Σκ_j², here Σκ_j² = {sum_of_squares(coefficients):.3g}"
         return f"{law}; {_remedy(coefficients, kappa, 1)}; {GENERAL} may help too."
-    if hidden is None or hidden >= len(coefficients):
+    if not scaled:
         law = "No long skip joins before this feature, so Theorem 3.1 does not bound its oscillation"
         return f"{law}; the gradient causes it: {_remedy(coefficients, kappa, 1)}."
-    i = hidden
     law = f"Theorem 3.1: the range of ‖h_{i}‖² is proportional to Σκ_j² over j > {i}"
     return f"{law}, here {sum_of_squares(coefficients, i + 1):.3g}; {_remedy(coefficients, kappa, i + 1)}."
 
