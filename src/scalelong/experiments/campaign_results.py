@@ -24,6 +24,8 @@ from scalelong.runs.logs import Series
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from scalelong.experiments.statistics import Acceleration
+
 ACCELERATION = 1.5
 ONE_PAIR = "open (one pair)"
 REPORTED = "reported, not judged"
@@ -146,42 +148,47 @@ class Results:
         for baseline, arms in self.families().items():
             comparison = self.comparison(baseline)
             for arm in arms[1:]:
-                lost = sum(r["failure"] is not None and r["arm"] in (arm, baseline) for r in self.records.values())
-                for key, claim in CLAIMS.items():
-                    own, base = self.values(arm, key), self.values(baseline, key)
-                    ratio = paired_ratio(own, base)
-                    if ratio is not None:
-                        verdict = judge(ratio, 1.0) if self._judged(key) else REPORTED
-                        if lost and verdict in ("agrees", "disagrees"):  # the seeds that are left may be the lucky ones
-                            verdict = f"open ({lost} became non-finite)"
-                        if key in DISTANCES and not self._images(arm, baseline):
-                            verdict = NOT_IMAGES
-                        found.append(Verdict(key, arm, baseline, claim, ratio, verdict))
-                    elif own.keys() & base.keys():  # KID is unbiased: it may be negative
-                        found.append(
-                            Verdict(key, arm, baseline, claim, None, "no verdict", "no ratio: a value is <= 0")
-                        )
+                claims = (self._claim(key, claim, arm, baseline) for key, claim in CLAIMS.items())
+                found += [verdict for verdict in claims if verdict is not None]
                 sooner = comparison.row(arm).sooner
-                for key, title in CURVES.items():
-                    if key not in sooner:
-                        continue
-                    last = self._last_step(baseline, key)
-                    value = f"final {title}" if last == self.plan.steps else f"{title} of step {last:,}"
-                    claim = f"reaches the baseline's {value} in 1/{ACCELERATION:g} of its steps"
-                    factor = sooner[key].factor
-                    if not self._judged(SOONER):
-                        verdict = REPORTED
-                    elif key in DISTANCES and not self._images(arm, baseline):
-                        verdict = NOT_IMAGES
-                    elif sooner[key].seeds < 2:
-                        verdict = ONE_PAIR
-                    elif factor is None:
-                        verdict = "open" if sooner[key].reached else "disagrees"
-                    else:
-                        low, high = (None if end is None else 1 / end for end in (factor.high, factor.low))
-                        verdict = judge(Estimate(1 / factor.mean, low, high, factor.n), 1 / ACCELERATION)
-                    found.append(Verdict(SOONER, arm, baseline, claim, factor, verdict, sooner[key].bound))
+                found += [self._sooner(key, sooner[key], arm, baseline) for key in CURVES if key in sooner]
         return found
+
+    def _claim(self, key: str, claim: str, arm: str, baseline: str) -> Verdict | None:
+        """The verdict on "the arm has less of a measure than its baseline"; None without a pair of runs."""
+        own, base = self.values(arm, key), self.values(baseline, key)
+        ratio = paired_ratio(own, base)
+        if ratio is None:
+            if not own.keys() & base.keys():
+                return None
+            # KID is unbiased: it may be negative
+            return Verdict(key, arm, baseline, claim, None, "no verdict", "no ratio: a value is <= 0")
+        verdict = judge(ratio, 1.0) if self._judged(key) else REPORTED
+        lost = sum(r["failure"] is not None and r["arm"] in (arm, baseline) for r in self.records.values())
+        if lost and verdict in ("agrees", "disagrees"):  # the seeds that are left may be the lucky ones
+            verdict = f"open ({lost} became non-finite)"
+        if key in DISTANCES and not self._images(arm, baseline):
+            verdict = NOT_IMAGES
+        return Verdict(key, arm, baseline, claim, ratio, verdict)
+
+    def _sooner(self, key: str, sooner: Acceleration, arm: str, baseline: str) -> Verdict:
+        """The verdict on "the arm reaches the baseline's last value of a curve in 1/1.5 of its steps"."""
+        last, title = self._last_step(baseline, key), CURVES[key]
+        value = f"final {title}" if last == self.plan.steps else f"{title} of step {last:,}"
+        claim = f"reaches the baseline's {value} in 1/{ACCELERATION:g} of its steps"
+        factor = sooner.factor
+        if not self._judged(SOONER):
+            verdict = REPORTED
+        elif key in DISTANCES and not self._images(arm, baseline):
+            verdict = NOT_IMAGES
+        elif sooner.seeds < 2:
+            verdict = ONE_PAIR
+        elif factor is None:
+            verdict = "open" if sooner.reached else "disagrees"
+        else:
+            low, high = (None if end is None else 1 / end for end in (factor.high, factor.low))
+            verdict = judge(Estimate(1 / factor.mean, low, high, factor.n), 1 / ACCELERATION)
+        return Verdict(SOONER, arm, baseline, claim, factor, verdict, sooner.bound)
 
     def _last_step(self, arm: str, key: str) -> int:
         """The last step at which a curve of an arm was measured; distances on the way may end before training does."""
