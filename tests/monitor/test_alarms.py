@@ -150,6 +150,23 @@ def test_no_kappa_is_proposed_for_a_feature_that_no_long_skip_precedes(module, a
     assert ("ConstantScaling(" in alarm.advice) is acts
 
 
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_lasting_nan_keeps_the_module_where_it_began_or_says_that_it_may_have_spread(every):
+    net = small_uvit()
+    monitor, raised = monitored(net, every=every)
+    train(net, 5, monitor)
+    with torch.no_grad():
+        net.out_blocks[1].mlp.fc1.weight[0, 0] = math.nan
+    train(net, 7, monitor, start=6)  # the update of step 6 makes every weight NaN
+    assert net.in_blocks[0].attn.qkv.weight.isnan().all()
+    (alarm,) = raised
+    (last,) = monitor.alarms
+    assert (alarm.since, last.since, last.step) == (6, 6, 12)
+    assert last.module == alarm.module == ("out_blocks.1" if every == 1 else "patch_embed")
+    assert ("updates may have spread it, every=1 names where it begins" in str(alarm)) is (every > 1)
+    assert "is not finite" in str(last)
+
+
 def test_an_infinite_gradient_alone_names_its_block():
     net = small_uvit()
     monitor, raised = monitored(net)

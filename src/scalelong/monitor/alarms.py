@@ -135,7 +135,10 @@ def _nonfinite(layout: Layout, entry: Entry) -> Alarm | None:
     what, skip, hidden = f"the {bad['of']} is not finite", None, 0
     if "point" in bad:
         point = layout.points.all[bad["point"]]
-        what = f"{point.name} is not finite on the {bad['of']} batch (the first such point)"
+        late = (
+            "" if bad["since"] == entry["step"] else " now; updates may have spread it, every=1 names where it begins"
+        )
+        what = f"{point.name} is not finite on the {bad['of']} batch (the first such point{late})"
         skip, hidden = point.skip, point.hidden
     return Alarm("nonfinite", entry["step"], bad["since"], bad["module"], what, skip, hidden=hidden)
 
@@ -256,8 +259,8 @@ def advice(kind: str, skip: int | None, hidden: int | None, coefficients: Sequen
     i = len(coefficients) if hidden is None else hidden
     scaled = i < len(coefficients)  # a long skip joins before the feature
     if kind == "nonfinite":
-        remedy = f"; {_remedy(coefficients, kappa, i + 1)}" if scaled else ""
-        return f"{GENERAL.capitalize()} may help, and under fp16 also bf16{remedy}."
+        proposal = _proposal(coefficients, kappa, i + 1) if scaled else ""
+        return f"{GENERAL.capitalize()} may help, and under fp16 also bf16{proposal and '; '}{proposal}."
     if kind == "gradient":
         block = min(skip or 1, len(coefficients))
         law = f"Theorem 3.3 bounds the squared gradient of block {block} by ℓ·‖x_t‖²·Σκ_j² over j ≥ {block}"
@@ -273,13 +276,18 @@ def advice(kind: str, skip: int | None, hidden: int | None, coefficients: Sequen
 
 
 def _remedy(coefficients: Sequence[float], kappa: float | None, start: int) -> str:
-    """Propose CS with the recommended kappa if that lowers the sum from `start` on."""
+    """Propose CS with the recommended kappa if that lowers the sum from `start` on, otherwise the general means."""
+    text = _proposal(coefficients, kappa, start) or f"the coefficients are already small, so {GENERAL} may help"
+    return "; ".join([text, *(note.text for note in kappa_notices(coefficients, kappa) if note.level == "warning")])
+
+
+def _proposal(coefficients: Sequence[float], kappa: float | None, start: int) -> str:
+    """CS with the recommended kappa, if that lowers the sum from `start` on; otherwise nothing."""
     n, now = len(coefficients), sum_of_squares(coefficients, start)
     _, _, recommended, _ = choose_kappa(PAPER_MEAN, n)
     then = sum_of_squares(ConstantScaling(recommended).coefficients(n), start)
-    text = f"the coefficients are already small, so {GENERAL} may help"
-    if n > 1 and then < 0.9 * now:
-        change = f"kappa = {recommended:g} instead of {kappa:g}" if kappa else f"ConstantScaling({recommended:g})"
-        over = "" if start == 1 else f" over j ≥ {start}"
-        text = f"{change} makes Σκ_j²{over} {then:.3g} instead of {now:.3g}"
-    return "; ".join([text, *(note.text for note in kappa_notices(coefficients, kappa) if note.level == "warning")])
+    if n == 1 or then >= 0.9 * now:
+        return ""
+    change = f"kappa = {recommended:g} instead of {kappa:g}" if kappa else f"ConstantScaling({recommended:g})"
+    over = "" if start == 1 else f" over j ≥ {start}"
+    return f"{change} makes Σκ_j²{over} {then:.3g} instead of {now:.3g}"

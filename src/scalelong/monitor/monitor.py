@@ -271,7 +271,11 @@ class StabilityMonitor:
         kappas = [mean for mean in lookup(entry, "kappa", "mean") or () if mean is not None]
         base = getattr(spec_of(self.root), "kappa", None)  # of CS
         advised = [replace(a, advice=advice(a.kind, a.skip, a.hidden, kappas, base)) for a in found]
-        self.alarms = tuple(replace(a, since=former.get(a.kind, a.since)) for a in advised)
+        began = {a.kind: a for a in self.alarms if a.kind == "nonfinite" and a.kind in former}
+        # One update with a NaN spreads it to all weights, so an alarm that lasts keeps the module where it began.
+        self.alarms = tuple(
+            replace(began.get(a.kind, a), step=a.step, since=former.get(a.kind, a.since)) for a in advised
+        )
         if self.alarms:
             entry["alarms"] = [alarm.to_dict(is_new=alarm.kind not in former) for alarm in self.alarms]
         self._writer.write(entry)
