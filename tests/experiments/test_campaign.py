@@ -170,7 +170,12 @@ def test_an_arm_that_trains_at_no_learning_rate_is_a_result_and_the_others_run(m
         (('name = "cs"', 'name = "none"'), "different names"),
         (("group = 2", 'baseline = "nine"'), "nine"),
         (("train.batch_size", "train.batchsize"), "train.batch_size"),
-        (("seeds = [0, 1, 2]", ""), "seeds"),
+        (("seeds = [0, 1, 2]", ""), "missing or wrong entry 'seeds'"),
+        (("train.batch_size=4", "train.steps=4"), "settings without train.steps, which steps of the plan gives"),
+        (("train.batch_size=4", "seed=50"), "settings without seed, which seeds of the plan gives"),
+        (("group = 2", 'settings = ["scaling = none"]'), "settings of ls must be settings without scaling"),
+        (("group = 2", "settings = 3"), "settings of ls"),
+        (("cs:0.5", "cs:x"), "plan.toml: arm 'cs': "),
         (("steps = 12", 'steps = 12\njudged = ["norm_outr"]'), "norm_outer"),
         (("steps = 12", 'steps = "12"'), "steps must be an integer"),
         (("seeds = [0, 1, 2]", "seeds = 2"), "seeds"),
@@ -217,6 +222,16 @@ def test_a_damaged_record_is_named_and_what_to_do(make_plan, damage):
     write_record(plan, "cs-seed1", "cs", 1)
     (plan.folder / "cs-seed1.json").write_text(damage)
     with pytest.raises(ScaleLongError, match=r"cs-seed1.json is not a whole record.*delete it to train the run again"):
+        make_plan()
+
+
+def test_a_record_with_words_instead_of_numbers_is_named(make_plan):
+    plan = make_plan()
+    write_record(plan, "cs-seed1", "cs", 1)
+    path = plan.folder / "cs-seed1.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"values": record["values"] | {"val_loss_ema": "abc"}}))
+    with pytest.raises(ScaleLongError, match=r"cs-seed1.json is not a whole record"):
         make_plan()
 
 

@@ -51,6 +51,8 @@ def campaign(
     plans = [read_plan(folder) for folder in folders if run or (folder / "plan.toml").exists()]
     if not plans:
         raise invalid("folders", "at least one folder with a plan.toml", ", ".join(map(str, folders)))
+    for plan in plans:
+        plan.check_arms(comma_words(arms))
     failures: list[Ending] = []
     for plan in plans if run else ():
         worked = run_missing(plan, runs, jobs, limit, gpus=gpus, arms=comma_words(arms))

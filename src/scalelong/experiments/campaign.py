@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,7 +135,7 @@ class Plan:
         record = read_json(path := self.folder / f"{name}.json")
         if record is None and not path.exists():
             return None
-        if record is None or record.get("format") != FORMAT or not record.keys() >= RECORDED:
+        if record is None or record.get("format") != FORMAT or not record.keys() >= RECORDED or not _measured(record):
             raise InvalidValueError(
                 f"{path} is not a whole record in format {FORMAT}; restore it (git checkout), or delete it to "
                 "train the run again"
@@ -174,13 +174,18 @@ class Plan:
         count = len(self.tuning.lr)
         return [n for n, own in found.items() if len(own) == count and not any(map(math.isfinite, own.values()))]
 
+    def check_arms(self, names: Collection[str]) -> None:
+        """Raise an error that lists the arms if a name is not one of them."""
+        known = [arm.name for arm in self.arms]
+        for name in names:
+            if name not in known:
+                raise unknown("arm", name, known)
+
     def missing(self, runs: Path, arms: Collection[str] = ()) -> list[Job]:
         """The jobs that can start now, of `arms` or of all. An arm's main runs wait for its own tuning runs, and later
         groups for those of earlier ones.
         """
-        for name in arms:
-            if name not in (names := [arm.name for arm in self.arms]):
-                raise unknown("arm", name, names)
+        self.check_arms(arms)
         jobs: dict[str, Job] = {}
         tuned: int | None = None  # the group whose tuning runs are missing
         untrainable = self.untrainable
@@ -219,6 +224,12 @@ def _tuning_name(arm: Arm, lr: float, seed: int) -> str:
     return f"{TUNING}-{arm.name}-lr{lr:g}-seed{seed}"
 
 
+def _measured(record: dict[str, Any]) -> bool:
+    """Whether the values of a record are numbers, or None where a measure is missing."""
+    values = record["values"]
+    return isinstance(values, dict) and all(v is None or type(v) in (int, float) for v in values.values())
+
+
 def read_plan(folder: Path | str) -> Plan:
     """Read FOLDER/plan.toml and check every config in it."""
     path = Path(folder) / PLAN
@@ -246,7 +257,10 @@ def read_plan(folder: Path | str) -> Plan:
     for arm in plan.arms:
         if plan.baseline_of(arm) not in names:
             raise unknown(f"baseline of arm {arm.name!r}:", arm.baseline or "", names)
-        every = plan.config(arm, plan.seeds[0]).validate.every
+        try:
+            every = plan.config(arm, plan.seeds[0]).validate.every
+        except InvalidValueError as error:
+            raise InvalidValueError(f"{path}: arm {arm.name!r}: {error}") from None
         if plan.distance is not None and plan.distance.every % (every or plan.steps):
             raise invalid(f"{path}: distance.every", f"a multiple of validate.every of {arm.name}", plan.distance.every)
         _check_records(plan, arm)
@@ -273,11 +287,15 @@ def _check_values(plan: Plan, path: Path) -> None:
     check("arms", bool(names) and len(set(names)) == len(names), "one or more arms with different names", names)
     check("seeds", counts(seeds, 0) and len(set(seeds)) == len(seeds) > 0, "one or more different seeds", seeds)
     check("steps", counts((plan.steps,), 1), "an integer >= 1", plan.steps)
+    own = {"seed": "seeds", "train.steps": "steps", "scaling": "the arm's `scaling`"}
+    for name, words in [("settings", plan.settings), *((f"settings of {arm.name}", arm.settings) for arm in plan.arms)]:
+        listed = isinstance(words, tuple) and all(isinstance(word, str) for word in words)
+        check(name, listed, 'a list such as ["train.lr=0.001"]', words)
+        for key in (word.partition("=")[0].strip() for word in words):
+            check(name, key not in own, f"settings without {key}, which {own.get(key)} of the plan gives", list(words))
     for arm in plan.arms:
         check(f"group of {arm.name}", type(arm.group) is int, "an integer", arm.group)
         check(f"factors of {arm.name}", isinstance(arm.factors, dict), "a table, such as { depth = 12 }", arm.factors)
-        words = isinstance(arm.settings, tuple) and all(isinstance(word, str) for word in arm.settings)
-        check(f"settings of {arm.name}", words, 'a list such as ["train.lr=0.001"]', arm.settings)
         check(f"optimizer of {arm.name}", isinstance(arm.optimizer, str), "a name", arm.optimizer)
         named = isinstance(arm.name, str) and re.fullmatch(r"\w[\w.+-]*", arm.name) is not None
         named = named and not arm.name.startswith(f"{TUNING}-")
@@ -335,10 +353,13 @@ def _check_records(plan: Plan, arm: Arm) -> None:
 
 
 def _build(kind: Any, values: dict[str, Any]) -> Any:
-    known = [f.name for f in fields(kind)]
+    known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
     for key in values:
         if key not in known:
             raise unknown(f"key of {kind.__name__.lower()}:", key, known)
+    for key, required in known.items():
+        if required and key not in values:
+            raise KeyError(key)
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
