@@ -200,6 +200,14 @@ def test_the_ema_ranks_variants_unless_it_lags():
         assert Comparison(runs, ["none", "cs"], preset="digits", steps=3, seeds=[0]).loss == key
 
 
+def test_an_absolute_oscillation_that_was_not_measured_is_noted():
+    short = [RunMeasures(name, 0, "", {"norm_outer": 1.0}, {}) for name in ("none", "cs")]
+    long = [RunMeasures(name, 0, "", {"norm_outer": 1.0, "absolute_outer": 0.1}, {}) for name in ("none", "cs")]
+    for runs, said in ((short, True), (long, False)):
+        notes = Comparison(runs, ["none", "cs"], preset="digits", steps=60, seeds=[0]).notes
+        assert any("needs 10 snapshots" in note and "monitor.every" in note for note in notes) is said
+
+
 def test_distances_of_different_kinds_are_noted():
     one = RunMeasures("none", 0, "a", {"frechet": 1.0}, {}, {"frechet": "FID"})
     two = RunMeasures("cs", 0, "b", {"frechet": 1.0}, {}, {"frechet": "Fréchet distance of pixels (not FID)"})

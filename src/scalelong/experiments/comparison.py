@@ -25,6 +25,7 @@ from scalelong.experiments.statistics import (
     statistics_note,
 )  # fmt: skip
 from scalelong.files import write_text
+from scalelong.monitor.curves import LEAST
 from scalelong.monitor.snapshot import jumps, spread
 from scalelong.runs.logs import Series, StabilityArrays
 from scalelong.runs.resources import FORMAT as FORMAT_RESOURCES
@@ -365,6 +366,11 @@ class Comparison:
             notes.append(
                 f"sooner: the step at which {self.baseline} first reaches its own final value, divided by the step at "
                 "which the variant reaches it (linear between two measurements), seed by seed"
+            )
+        if any("norm_outer" in run.values and "absolute_outer" not in run.values for run in self.runs):
+            notes.append(
+                f"absolute oscillation is not measured: it needs {LEAST} snapshots in the second half of training, so "
+                "set monitor.every lower (1: at every step)"
             )
         if odd := sorted({run.variant for run in self.runs if not run.images}, key=list(self.variants).index):
             notes.append(
