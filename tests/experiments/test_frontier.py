@@ -17,7 +17,7 @@ from torch import nn
 
 import scalelong
 from scalelong import ConstantScaling, LearnableScaling, NoScaling, UniformScaling
-from scalelong.errors import ScaleLongError, UnknownNameError
+from scalelong.errors import InvalidValueError, ScaleLongError, UnknownNameError
 from scalelong.experiments.frontier import Trial, bisect, lr_sensitivity, run_trial, stable_learning_rate, summarize
 from scalelong.experiments.frontier_study import (
     NETWORKS,
@@ -133,6 +133,27 @@ def test_makers_receive_the_seed_and_the_step():
     run_trial(make_net, make_batch, 0.1, steps=3, seed=5)
     assert seeds == [5]
     assert steps == [2, 0, 1, 2]
+
+
+SAME = Drawn()
+x = torch.ones(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": 3}, "seeds must be one or more integers.*got 3"),
+        ({"make_net": Drawn()}, "make_net must be a function.*got 'Drawn'"),
+        ({"make_net": lambda: 3}, "result of make_net must be a torch.nn.Module, got 'int'"),
+        ({"make_net": lambda: SAME}, "the untrained network's loss .*make_net must build a new network"),
+        ({"make_batch": lambda: x}, "result of make_batch must be a tuple"),
+        ({"loss": lambda output, target: output - target}, "result of loss must be a tensor with one element"),
+    ],
+)
+def test_makers_that_do_not_fit_are_named(options, message):
+    fitting = {"make_net": Drawn, "make_batch": noise, "steps": 5, "seeds": [0]}
+    with pytest.raises(InvalidValueError, match=message):
+        stable_learning_rate(**(fitting | options))
 
 
 def test_functions_that_processes_cannot_import_are_refused_before_the_first_starts():

@@ -39,6 +39,7 @@ START = {"sgd": 0.01, "momentum": 0.001, "adamw": 0.001}  # where the search beg
 EXPAND = 4.0
 RANGE = (1e-9, 1e6)
 TOLERANCE = 1.1
+AFRESH = "make_net must build a new network at every call, and make_batch the same batch for the same seed and step"
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def run_trial(
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
         torch.manual_seed(seed)
         net = _call(make_net, seed)
+        if not isinstance(net, nn.Module):
+            raise invalid("the result of make_net", "a torch.nn.Module", type(net).__name__)
         trained = [p for p in net.parameters() if p.requires_grad]
         if not trained:
             raise InvalidValueError("the network of make_net has no parameter that requires a gradient")
@@ -106,13 +109,19 @@ def run_trial(
 
         def batch_loss(step: int) -> Tensor:
             torch.manual_seed((1_000_003 * seed + step + 1) % 2**32)  # the CPU generator keeps 32 bits
-            *inputs, target = _call(make_batch, seed, step)
-            return loss(net(*inputs), target)
+            batch = _call(make_batch, seed, step)
+            if not isinstance(batch, tuple | list):
+                raise invalid("the result of make_batch", "a tuple: the call's arguments, then the target", type(batch))
+            *inputs, target = batch
+            value = loss(net(*inputs), target)
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise invalid("the result of loss", "a tensor with one element", getattr(value, "shape", value))
+            return value
 
         with torch.no_grad():
             initial = _mean([batch_loss(step).item() for step in range(steps - window, steps)])
         if not math.isfinite(initial):
-            raise InvalidValueError(f"the untrained network's loss is {initial}; its learning rate cannot be searched")
+            raise InvalidValueError(f"the untrained network's loss is {initial}; {AFRESH}")
         last: list[float] = []
         for step in range(steps):
             try:
@@ -231,10 +240,12 @@ def stable_learning_rate(
     start = START[optimizer] if start is None else start
     if not RANGE[0] < start < RANGE[1]:
         raise invalid("start", f"a learning rate between {RANGE[0]:g} and {RANGE[1]:g}", start)
-    seeds = list(dict.fromkeys(seeds)) if isinstance(seeds, Iterable) else []
-    if not seeds or not all(isinstance(seed, Integral) for seed in seeds):
+    chosen = list(dict.fromkeys(seeds)) if isinstance(seeds, Iterable) else []
+    if not chosen or not all(isinstance(seed, Integral) for seed in chosen):
         raise invalid("seeds", "one or more integers, such as range(3)", seeds)
-    if len(seeds) > 1:
+    if isinstance(make_net, nn.Module):
+        raise invalid("make_net", "a function that builds a network: lambda: MyUNet()", type(make_net).__name__)
+    if len(chosen) > 1:
         require("scipy.special", "train", "confidence intervals")
     options = {"optimizer": optimizer, "steps": steps, "loss": loss}
     search = partial(_search, make_net, make_batch, start, tolerance, options)
@@ -246,7 +257,7 @@ def stable_learning_rate(
                 f"jobs={jobs} starts processes, which must import make_net, make_batch and loss: define them by `def` "
                 f"at the top of a file (no lambdas or local functions), or use jobs=1 ({error})"
             ) from None
-    return summarize(trial for trials in parallel(search, seeds, jobs) for trial in trials)
+    return summarize(trial for trials in parallel(search, chosen, jobs) for trial in trials)
 
 
 def summarize(trials: Iterable[Trial]) -> StableLearningRate:
@@ -300,10 +311,16 @@ def parallel(run: Callable[[Any], Any], items: Sequence[Any], jobs: int) -> Iter
 def _search(
     make_net: MakeNet, make_batch: MakeBatch, start: float, tolerance: float, options: dict[str, Any], seed: int
 ) -> list[Trial]:
+    trials: list[Trial] = []
     try:
-        return list(bisect(partial(run_trial, make_net, make_batch, seed=seed, **options), start, tolerance))
+        for trial in bisect(partial(run_trial, make_net, make_batch, seed=seed, **options), start, tolerance):
+            trials.append(trial)
+            first, now = trials[0].initial, trial.initial
+            if not math.isclose(first, now, rel_tol=0.01):  # kernels of a GPU may differ by a little
+                raise InvalidValueError(f"the untrained network's loss was {first:.4g} and is {now:.4g} now; {AFRESH}")
     except InvalidValueError as error:
         raise InvalidValueError(f"seed {seed}: {error}") from None
+    return trials
 
 
 def _optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
