@@ -32,7 +32,9 @@ def frontier(
     sensitivity: Annotated[
         bool, Option("--sensitivity", help="Train on a grid of learning rates over three decades instead of a search.")
     ] = False,
-    largest: Annotated[float, Option(help="The largest learning rate of --sensitivity.")] = 1.0,
+    largest: Annotated[
+        float | None, Option(help="The largest learning rate of --sensitivity.", show_default="1.0")
+    ] = None,
     jobs: Annotated[int | None, Option(min=1, help="Runs in parallel. Default: one per CPU core.")] = None,
     out: Annotated[Path, Option(help="Folder of the trials; the same command resumes.")] = Path("runs/frontier"),
     figure: Figure = None,
@@ -62,20 +64,30 @@ def frontier(
     from scalelong.scaling import parse_scaling, split_scalings
 
     check_figure(figure)
-    if not 0 < largest < float("inf"):
+    if largest is not None and not sensitivity:
+        raise invalid("--largest", "left out without --sensitivity", largest)
+    if largest is not None and not 0 < largest < float("inf"):
         raise invalid("--largest", "a number > 0", largest)
     specs = [parse_scaling(word) for word in split_scalings(scalings)]
+    if any(spec.needs_example for spec in specs):
+        raise invalid("--scalings", "scalings with a κ, such as cs:0.5 (`scalelong kappa` proposes one)", scalings)
     sizes = integers("--skips", skips), integers("--steps", steps)
     widths = integers("--width", width) if width else []
     study = cells(comma_words(network), comma_words(optimizer), specs, *sizes, widths)
     chosen, workers = parse_seeds(seeds), jobs or usable_cores()
+    try:
+        if sensitivity:
+            result = measure_sensitivity(study, chosen, [(largest or 1.0) * factor for factor in GRID], out, workers)
+        else:
+            found = measure_frontier(study, chosen, out, workers)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command resumes", err=True)
+        raise typer.Exit(130) from None
     if sensitivity:
-        result = measure_sensitivity(study, chosen, [largest * factor for factor in GRID], out, workers)
         if figure is not None:
             save_figure(draw_sensitivity(result), figure)
         _print_sensitivity(result, len(chosen)) if not json else echo_json({"sensitivity": result})
     else:
-        found = measure_frontier(study, chosen, out, workers)
         rows, failures = found.rows, found.failures
         if figure is not None and rows:
             save_figure(draw_frontier(rows), figure)
