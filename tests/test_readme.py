@@ -30,7 +30,7 @@ def test_the_headline_and_the_table_have_the_recorded_ratios():
     ]
     text = f"{norms.mean:.2f} [{norms.low:.2f}, {norms.high:.2f}]"
     assert f"**smaller**: × {text} in U-ViTs on digits" in head
-    assert f"× {text}, no trend with size" in README
+    assert f"× {text}, no trend seen with size" in README
 
 
 def test_every_measured_result_has_a_command_and_a_commit():

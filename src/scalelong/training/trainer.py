@@ -227,8 +227,8 @@ class Trainer:
         return NonFiniteError(
             f"the {'gradient' if math.isfinite(loss) else 'loss'} is not finite at step {number} (loss {loss:g}{last})"
             f"; {where}; timesteps in the batch: {batch.t.min().item():.4g} to {batch.t.max().item():.4g}. The last "
-            "checkpoint is intact. Try a lower learning rate or clipping (a smaller kappa in a network without "
-            "normalization), or skip such steps with train.nonfinite=skip"
+            "checkpoint is intact. Try a lower learning rate or clipping (with plain SGD, added skips and no "
+            "normalization also a smaller kappa), or skip such steps with train.nonfinite=skip"
         )
 
     # ---------------------------------------------------------------------------- monitor and validation
