@@ -42,7 +42,7 @@ def campaign(
     """
     from scalelong.errors import invalid
     from scalelong.experiments.campaign import read_plan, run_missing
-    from scalelong.experiments.campaign_results import Results
+    from scalelong.experiments.campaign_results import Results, overview
     from scalelong.experiments.campaign_results import page as render
     from scalelong.files import write_text
     from scalelong.report.campaign import draw_campaign
@@ -70,8 +70,9 @@ def campaign(
     if json:
         echo_json({"campaigns": [one.to_dict() for one in results]})
     for one in results if not json else ():
-        rows = [(v.arm, v.claim, v.text, v.verdict) for v in one.verdicts()]
-        print_table(one.plan.title, ("arm", "claim", "variant / baseline", "verdict"), rows, left=2, wrap=False)
+        columns, *rows = overview(one)
+        plain = [[cell.replace("**", "") for cell in row] for row in rows]
+        print_table(f"{one.plan.title}: variant over baseline", columns, plain, left=1)
         print_lines([one.state])
     if failures:
         print_failures(failures)

@@ -376,11 +376,22 @@ def page(results: Sequence[Results]) -> str:
             columns = ["arm", *(f"i = {i + 1}" for i in range(max(map(len, joins.values()))))]
             rows = [[arm, *map(_cell, row)] for arm, row in joins.items()]
             parts.append(_table(columns, rows))
-        if not one.designed and (verdicts := one.verdicts()):
-            parts.append("Claims, arm over baseline. Only what the plan's rule judges has a verdict:")
-            columns, *rows = claims_table(verdicts)
-            parts.append(_table(columns, rows))
+        columns, *rows = overview(one)
+        if not one.designed and rows:
+            parts += [
+                "Claims, arm over baseline. Only what the plan's rule judges has a verdict:",
+                _table(columns, rows),
+            ]
     return "\n\n".join(parts) + "\n"
+
+
+def overview(results: Results) -> list[list[str]]:
+    """The heads and rows of one table: claims by arm, or of a designed experiment every measure over all settings."""
+    if not results.designed:
+        return claims_table(results.verdicts())
+    over_all = {key: results.effects(key)["all", "settings"].values() for key in EFFECTS}
+    rows = [[EFFECTS[key], *map(_cell, cells)] for key, cells in over_all.items() if any(cells)]
+    return [["all settings", *results.scalings], *rows]
 
 
 def _effects(results: Results) -> list[str]:
@@ -388,8 +399,8 @@ def _effects(results: Results) -> list[str]:
     effects = {key: results.effects(key) for key in EFFECTS}
     effects = {key: table for key, table in effects.items() if any(any(cells.values()) for cells in table.values())}
     scalings = results.scalings
-    rows = [[EFFECTS[key], *map(_cell, table["all", "settings"].values())] for key, table in effects.items()]
-    parts = ["All settings, variant over no scaling:", _table(["", *scalings], rows)] if rows else []
+    columns, *rows = overview(results)
+    parts = ["Variant over no scaling:", _table(columns, rows)] if rows else []
     if "kid" in effects and (lost := results.without_images):
         parts.append(
             f"KID leaves out {len(lost)} arms whose samples are no nearer to the data than one constant image."
