@@ -72,8 +72,9 @@ def campaign(
     for one in results if not json else ():
         columns, *rows = overview(one)
         plain = [[cell.replace("**", "") for cell in row] for row in rows]
-        print_table(f"{one.plan.title}: variant over baseline", columns, plain, left=1)
-        print_lines([one.state])
+        if plain:
+            print_table(f"{one.plan.title}: variant over baseline", columns, plain, left=1)
+        print_lines([one.state if plain else f"{one.plan.title}: {one.state}"])
     if failures:
         print_failures(failures)
         raise typer.Exit(1)
