@@ -111,7 +111,8 @@ def run_trial(
             torch.manual_seed((1_000_003 * seed + step + 1) % 2**32)  # the CPU generator keeps 32 bits
             batch = _call(make_batch, seed, step)
             if not isinstance(batch, tuple | list):
-                raise invalid("the result of make_batch", "a tuple: the call's arguments, then the target", type(batch))
+                kind = type(batch).__name__
+                raise invalid("the result of make_batch", "a tuple: the call's arguments, then the target", kind)
             *inputs, target = batch
             value = loss(net(*inputs), target)
             if not isinstance(value, Tensor) or value.numel() != 1:

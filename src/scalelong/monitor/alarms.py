@@ -135,9 +135,8 @@ def _nonfinite(layout: Layout, entry: Entry) -> Alarm | None:
     what, skip, hidden = f"the {bad['of']} is not finite", None, 0
     if "point" in bad:
         point = layout.points.all[bad["point"]]
-        late = (
-            "" if bad["since"] == entry["step"] else " now; updates may have spread it, every=1 names where it begins"
-        )
+        later = " now; updates may have spread it, every=1 names where it begins"
+        late = "" if bad["since"] == entry["step"] else later
         what = f"{point.name} is not finite on the {bad['of']} batch (the first such point{late})"
         skip, hidden = point.skip, point.hidden
     return Alarm("nonfinite", entry["step"], bad["since"], bad["module"], what, skip, hidden=hidden)
