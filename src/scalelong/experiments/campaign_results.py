@@ -376,11 +376,10 @@ def page(results: Sequence[Results]) -> str:
             columns = ["arm", *(f"i = {i + 1}" for i in range(max(map(len, joins.values()))))]
             rows = [[arm, *map(_cell, row)] for arm, row in joins.items()]
             parts.append(_table(columns, rows))
-        columns, *rows = overview(one)
-        if not one.designed and rows:
+        if not one.designed and len(claims := overview(one)) > 1:
             parts += [
                 "Claims, arm over baseline. Only what the plan's rule judges has a verdict:",
-                _table(columns, rows),
+                _table(claims[0], claims[1:]),
             ]
     return "\n\n".join(parts) + "\n"
 
